@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UnavailableError
+from headrace.errors import FullError, HeadraceError, LimitError, RefusedError, StorageError, UnavailableError
 from headrace.hub.holds import hold
 from headrace.hub.publishing import publisher_numbers
 from headrace.hub.publishing.idempotent import IdempotentPublishing
@@ -342,6 +342,26 @@ def test_a_frontend_of_a_frontend_keeps_its_mark(tmp_path: Path, root: Root, fro
         hub.round()
     assert payloads(root.log) == [b"x"]
     assert told == [Published(1, 1, 0, op=3), Published(1, 1, 1, op=3)]
+
+
+def test_a_frontends_frontend_that_sends_again_says_so_on_every_hop(
+    root: Root, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_numbers, "MAX_PUBLISHERS", 3)
+    told: list[Published | HeadraceError] = []
+    rows = [Batch(Run.of([b"once"]), origin="spp")]
+    front.publishing.pass_on("below", 0, rows, told.append)
+    front.round()
+    for other in range(4):
+        root.publishing.publish(Batch(Run.of([b"x"]), publisher=f"p{other}", number=0), lambda _: None)
+        root.turn(0)
+    # Its answer was lost, and the hub that numbers has forgotten its mark.
+    front.publishing.pass_on("below", 0, rows, told.append, retry=0)
+    front.round()
+    assert payloads(root.log).count(b"once") == 1
+    refused = told[-1]
+    assert isinstance(refused, RefusedError)
+    assert refused.code == "unknown"
 
 
 def test_a_refused_request_takes_what_is_under_way_with_it_and_nothing_later(

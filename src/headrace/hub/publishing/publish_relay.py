@@ -149,16 +149,18 @@ class PublishRelay(RelayBacklog):
         submitted = self._fit(submitted)
         if not submitted:
             return
-        group: list[Submission] = []
-        size = 0
-        for submission in submitted:
-            more = _size(submission.batch)
-            if group and size + more > _TOGETHER and not group[-1].tied:
-                self._pass(group)
-                group, size = [], 0
-            group.append(submission)
-            size += more
-        self._pass(group)
+        request: list[Submission] = []
+        size, only_entries = 0, False
+        for group in tied_groups(submitted):
+            more = sum(_size(each.batch) for each in group)
+            entries = all(each.batch.is_entries for each in group)
+            # Messages and entries apart: a hub that is short of room refuses the former and still takes the latter.
+            if request and (size + more > _TOGETHER or entries is not only_entries):
+                self._pass(request)
+                request, size = [], 0
+            request += group
+            size, only_entries = size + more, entries
+        self._pass(request)
         self.wake()
 
     def publish(
@@ -179,7 +181,9 @@ class PublishRelay(RelayBacklog):
                     result = result._replace(first=result.last)
                 reply(result)
 
-            self._put(RelayRequest(preceding, marked, True, batch.publisher, batch.number or 0, follows))
+            self._put(
+                RelayRequest(preceding, marked, True, batch.publisher, batch.number or 0, follows, claim)
+            )
         else:
             pieces = list(_pieces(batch))
             joined = _joined(len(pieces), reply)
