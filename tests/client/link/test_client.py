@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.client.links import break_tubes, client, read_all, some
+from tests.hubprocess import lasting_port
 from tests.net.raw import running_hub
 
 import headrace
@@ -66,13 +67,13 @@ async def test_refusals_can_be_branched_on(server: Server, link: LinkClient) -> 
 
 
 async def test_everything_goes_on_behind_a_restart(tmp_path: Path) -> None:
-    async with running_hub(tmp_path, "listen.http=off") as server:
+    door = f"listen.tube_tcp=127.0.0.1:{lasting_port()}"
+    async with running_hub(tmp_path, "listen.http=off", door) as server:
         link = client(server)
         await link.open()
         follow = link.follow()
         assert await follow.begun() == 1
         assert await link.publish(b"before") == (1, 1)
-        door = f"listen.tube_tcp={server.doors['tube_tcp']}"
     async with running_hub(tmp_path, "listen.http=off", door):
         assert await link.publish(b"after") == (2, 2)
         assert [m.payload async for m in some(follow, 2)] == [b"before", b"after"]

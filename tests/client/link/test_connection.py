@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.client.links import break_tubes, client
+from tests.hubprocess import lasting_port
 from tests.net.raw import running_hub
 
 import headrace
@@ -54,11 +55,11 @@ async def test_a_hub_of_another_version(server: Server, monkeypatch: pytest.Monk
 
 
 async def test_another_log_is_an_error_that_names_both(tmp_path: Path) -> None:
-    async with running_hub(tmp_path / "a", "listen.http=off") as server:
+    door = f"listen.tube_tcp=127.0.0.1:{lasting_port()}"
+    async with running_hub(tmp_path / "a", "listen.http=off", door) as server:
         link = client(server)
         await link.open()
         mine = link.log
-        door = f"listen.tube_tcp={server.doors['tube_tcp']}"
     async with running_hub(tmp_path / "b", "listen.http=off", door) as server:
         with pytest.raises(UnexpectedError) as refused:
             await link.head()

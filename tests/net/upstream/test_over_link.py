@@ -14,6 +14,7 @@ from uuid import UUID
 import aiohttp
 import pyarrow as pa
 import pytest
+from tests.hubprocess import lasting_port
 from tests.net.linkpeer import LinkPeer, link_peer
 from tests.net.raw import SECONDS, running_hub, until
 
@@ -174,12 +175,15 @@ class TestBeginning:
             await _fails(tmp_path / "front", address)
 
     async def test_with_one_it_starts_alone_and_follows_later(self, tmp_path: Path) -> None:
+        port = f"127.0.0.1:{lasting_port()}"
         async with AsyncExitStack() as hubs:
-            backbone = await hubs.enter_async_context(running_hub(tmp_path / "backbone", *QUIET))
+            backbone = await hubs.enter_async_context(
+                running_hub(tmp_path / "backbone", *QUIET, f"listen.tube_tcp={port}")
+            )
             async with client(backbone) as link, frontend(tmp_path / "front", backbone) as front:
                 await link.publish(b"one")
                 await until(lambda: front.hub.log.head == 1)
-            address, port = upstream(backbone), backbone.doors["tube_tcp"]
+            address = upstream(backbone)
             await hubs.aclose()
             async with running_hub(tmp_path / "front", *QUIET, address) as front:
                 assert front.ready
