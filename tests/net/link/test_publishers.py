@@ -65,6 +65,23 @@ async def test_an_epoch_outlives_tubes_and_the_hub(tmp_path: Path) -> None:
         assert payloads(server) == [b"a", b"c"]
 
 
+async def test_who_is_fenced_still_learns_what_was_taken_before(server: Server, peer: LinkPeer) -> None:
+    one = (await opened(peer, "one"))["epoch"]
+    await publish(peer, b"paid", number=0, epoch=one)  # its answer is lost
+    two = (await opened(peer, "two"))["epoch"]
+    again = await publish(peer, b"paid", number=0, epoch=one, retry=0)
+    assert (again["first"], again["repeated"]) == (1, 1)
+    # Other bytes, more than was taken, and what does not say that it comes again are refused as ever.
+    for row, more in (([b"sold"], {"retry": 0}), ([b"paid", b"b"], {"retry": 0}), ([b"paid"], {})):
+        assert (await publish(peer, *row, number=0, epoch=one, **more))["error"] == "fenced"
+    # What the next holder has published is not the one's before, though it looks the same.
+    assert (await publish(peer, b"tick", number=1, epoch=two))["first"] == 2
+    refused = await publish(peer, b"tick", number=1, epoch=one, retry=0)
+    assert refused["error"] == "fenced"
+    assert "looked up in the log" in refused["reason"]
+    assert payloads(server) == [b"paid", b"tick"]
+
+
 async def test_a_named_publisher_keeps_its_epoch_when_tubes_break(server: Server) -> None:
     async with client(server) as link:
         publisher = link.publisher("orders")

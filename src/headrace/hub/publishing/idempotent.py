@@ -184,7 +184,7 @@ class IdempotentPublishing:
             return False
         line.waiting.popleft()
         try:
-            if not batch.is_entries:
+            if not batch.is_entries and not self._taken_before(batch, number, repeated, claim):
                 self._check_holder(publisher, claim)
             if claim.retry is not None:
                 self._check_retry(publisher, claim.retry)
@@ -209,9 +209,26 @@ class IdempotentPublishing:
         """Raise unless the name is the publisher's."""
         holder = self._publishers.holder(publisher)
         if claim.epoch != (holder.epoch or None):
-            raise _fenced(publisher, claim.epoch, holder)
+            raise _fenced(publisher, claim, holder)
         if holder.client and claim.client and holder.client != claim.client:
             raise _forbidden(publisher, holder)
+
+    def _taken_before(self, batch: Batch, number: int, repeated: int, claim: Claim) -> bool:
+        """Whether this is a retry of what was taken, all of it, before somebody else opened the name.
+
+        Only its answer was lost: who is fenced since must not be told that it was not taken, and send it elsewhere.
+        What the next holder has published under these numbers is another's, though it may look the same.
+        """
+        holder = self._publishers.holder(batch.publisher)
+        if claim.retry is None or repeated < len(batch) or claim.epoch == holder.epoch or not holder.epoch:
+            return False
+        if holder.client and claim.client and holder.client != claim.client:
+            return False
+        try:
+            last = self._places(batch, number, repeated)[-1]
+            return self._hub.log.op_of(last.seq + last.end - last.number - 1) < holder.epoch
+        except (RefusedError, StorageError):
+            return False
 
     def _check_retry(self, publisher: str, since: int) -> None:
         """Raise if what was sent first after position ``since`` may be in the log and forgotten."""
@@ -307,8 +324,8 @@ class IdempotentPublishing:
         self._hub.submit(opening(publisher, *wanted), settled)
 
 
-def _fenced(publisher: str, epoch: int | None, holder: Holder) -> RefusedError:
-    """Say why a publish in ``epoch`` is refused."""
+def _fenced(publisher: str, claim: Claim, holder: Holder) -> RefusedError:
+    """Say why a publish is refused that does not come from the name's holder."""
     if not holder.epoch:
         return RefusedError(
             "unknown",
@@ -317,13 +334,16 @@ def _fenced(publisher: str, epoch: int | None, holder: Holder) -> RefusedError:
         )
     when = datetime.fromtimestamp(holder.time / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     opened = f"by {holder.by or 'somebody'} at {when}"
-    if epoch is None:
+    if claim.epoch is None:
         return RefusedError(
             "fenced", f"publisher {publisher!r} was opened {opened}: who publishes under it opens it first"
         )
+    taken = "nothing was taken"
+    if claim.retry is not None:
+        taken += " now, and whether it was when it was first sent must be looked up in the log"
     return RefusedError(
         "fenced",
-        f"publisher {publisher!r} was opened anew {opened}, and this is not the one who did: nothing was taken. If "
+        f"publisher {publisher!r} was opened anew {opened}, and this is not the one who did: {taken}. If "
         "both are meant to publish, give each its own name; if this one is meant to, open it again",
     )
 
