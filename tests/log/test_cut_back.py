@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ from tests.log.content import (
 )
 
 from headrace.errors import StorageError, UsageError
-from headrace.log import Log, tail, tail_writer
+from headrace.log import Log, tail_writer
 from headrace.message import Message
 
 GROUPS = [
@@ -146,7 +150,6 @@ def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
             patch.setattr(Path, "unlink", fail(Path.unlink))
             patch.setattr(Path, "rename", fail(Path.rename))
             patch.setattr(tail_writer, "sync_directory", fail(tail_writer.sync_directory))
-            patch.setattr(tail, "sync_directory", fail(tail.sync_directory))
             try:
                 log.cut_back(last)
             except _PowerFailureError:
@@ -166,6 +169,79 @@ def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
         if not failed:
             assert step > 1
             return
+
+
+@pytest.mark.parametrize("rotate", [(), (0,), (1, 2), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("last", [0, 1, 5, 7, 12])
+def test_after_a_failure_at_any_step_the_log_is_what_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, rotate: tuple[int, ...]
+) -> None:
+    for step in itertools.count():
+        directory = tmp_path / str(step)
+        log = build(directory, rotate=rotate, committed=0)
+        steps = itertools.count()
+
+        def fail(original: Any, steps: Any = steps, step: int = step) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if next(steps) == step:
+                    raise OSError(errno.ENOSPC, "no room")
+                return original(*args, **kwargs)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", fail(os.ftruncate))
+            patch.setattr(os, "fsync", fail(os.fsync))
+            patch.setattr(Path, "rename", fail(Path.rename))
+            patch.setattr(tail_writer, "sync_directory", fail(tail_writer.sync_directory))
+            try:
+                log.cut_back(last)
+            except StorageError:
+                failed = True
+            else:
+                failed = False
+        assert last <= log.tail_op <= TAIL
+        kept = everything(log)
+        assert kept == EXPECTED[: log.tail_op]
+        append(log, b"later")
+        log.commit(log.tail_op)
+        log.close()
+        again = Log.open(directory)
+        assert [message.payload for _, message in everything(again)][-1] == b"later"
+        assert everything(again)[:-1] == kept
+        again.close()
+        if not failed:
+            return
+
+
+def test_what_is_committed_is_read_meanwhile(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, fsync="never", committed=0)
+    for number in range(1, 6):
+        log.append([batch(number, b"x", topic=str(number % 2))])
+    log.commit(5)
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            assert [message.payload for message in flat(log.read(5))] == [b"x"]
+            assert len(log.read_ops(5)) == 1
+            assert (log.seq_of(4), log.op_of(5), log.reach(5, 10), log.seq_at(0)) == (4, 5, 5, 1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            for _ in range(1500):
+                for number in (6, 7, 8):
+                    log.append([batch(number, b"y")])
+                log.cut_back(5)
+        finally:
+            done.set()
+            sys.setswitchinterval(before)
+        for reader in readers:
+            reader.result()
+    log.close()
 
 
 class TestRefusals:

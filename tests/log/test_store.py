@@ -565,11 +565,96 @@ class TestClosing:
         assert not (tmp_path / f"{1:016d}.open").exists()
 
 
+class TestDropping:
+    @staticmethod
+    def drop_all(log: Log) -> list[store.Segment]:
+        log.write_snapshot(log.head_op, log.head, {})
+        _, gone = log.let_go(1 << 60, retain_bytes=0, retain_us=None, holds={}, unsealed=True)
+        return gone
+
+    def test_a_tail_that_is_dropped_is_not_sealed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is dropped after it was chosen, and before sealing begins."""
+        log = Log.open(tmp_path)
+        for _ in range(3):
+            append(log, b"x")
+            log.rotate()
+        append(log, b"x")
+        original = Log._seal
+
+        def late(self: Log, tail: TailFile) -> SealedSegment | None:
+            store.remove_files(TestDropping.drop_all(log))
+            monkeypatch.setattr(Log, "_seal", original)
+            return original(self, tail)
+
+        monkeypatch.setattr(Log, "_seal", late)
+        assert log.seal_next() is None
+        assert log.first == 4
+        log.close()
+        again = Log.open(tmp_path)
+        assert (again.first, again.head) == (4, 4)
+        again.close()
+
+    def test_a_tail_that_is_being_sealed_is_not_dropped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = Log.open(tmp_path)
+        append(log, b"x")
+        log.rotate()
+        original = store.seal
+
+        def meanwhile(*arguments: object, **keywords: object) -> object:
+            assert TestDropping.drop_all(log) == []
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(store, "seal", meanwhile)
+        assert log.seal_next() is not None
+        assert log.first == 1
+        log.close()
+
+    def test_a_file_that_cannot_be_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is left of the dropped segments opens again."""
+        log = Log.open(tmp_path)
+        for _ in range(3):
+            append(log, b"x")
+            seal_all(log)
+        original = Path.unlink
+
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            if path.name == f"{2:016d}.arrow":
+                raise OSError(errno.EIO, "broken")
+            original(path, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            assert len(self.drop_all(log)) == 3
+            log.close()
+            again = Log.open(tmp_path)
+            store.remove_files(self.drop_all(again))
+            again.close()
+        log = Log.open(tmp_path)
+        assert (log.first, log.head) == (2, 3)
+        log.close()
+
+
 class TestFailures:
     def test_a_directory_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(StorageError, match="not a directory"):
             Log.open(tmp_path / "file" / "log")
+
+    def test_the_lock_is_released_if_opening_fails_late(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(directory: Path) -> None:
+            raise OSError(errno.ENOSPC, "no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "begin", fail)
+            with pytest.raises(FullError):
+                Log.open(tmp_path)
+        Log.open(tmp_path).close()
 
     def test_leftovers_are_cut_off_before_anything_follows(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,20 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_log_opens_without_one_that_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / watermark.NAME).mkdir()
+    log = Log.open(tmp_path)
+    assert "is a directory" in caplog.text
+    log.append([Batch(Run.of([b"x"]), first=1, origin="a")])
+    log.commit(log.sync())
+    log.close()
+    again = Log.open(tmp_path)
+    assert again.head == 1
+    again.close()
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_after_a_power_failure_the_log_opens_with_all_that_was_synced(tmp_path: Path, seed: int) -> None:
     chance = Random(seed)

@@ -32,7 +32,7 @@ from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
-from headrace.log.watermark import Watermark, forget
+from headrace.log.watermark import Watermark, begin, forget
 from headrace.message import MAX_SEQUENCE, Batch
 
 Fsync = Literal["always", "interval", "never"]
@@ -92,7 +92,7 @@ class Log:
         self._watermark: Watermark | None = None
         if lock is not None and fsync != "never":
             # Recovery has synced everything that is served from now on.
-            self._watermark = Watermark(directory)
+            self._watermark = begin(directory)
             self._mark(sync=True)
         elif lock is not None:
             forget(directory)
@@ -123,10 +123,12 @@ class Log:
             lock = WriterLock(directory / "lock")
             try:
                 recovered = recovery.recover(directory, sync=fsync != "never", uuid=uuid)
+                return cls(
+                    directory, recovered, lock, fsync=fsync, segment_bytes=segment_bytes, committed=committed
+                )
             except BaseException:
                 lock.release()
                 raise
-        return cls(directory, recovered, lock, fsync=fsync, segment_bytes=segment_bytes, committed=committed)
 
     @property
     def first(self) -> int:
@@ -236,9 +238,11 @@ class Log:
             self._synced = min(self._synced, last)
             # First: what is appended in place of what is cut off is not on the disk yet.
             self._mark(sync=True)
-            self._segments = cut_back(self.directory, self._segments, last)
+            # Step by step: after a failure, appends must not go to a file that is gone.
+            for remaining in cut_back(self.directory, self._segments, last):
+                self._segments = remaining
+                self.last_time = self._tail_file.last_time
             self._writer.note_cut_back()
-        self.last_time = self._tail_file.last_time
 
     def sync(self) -> int:
         """Write everything appended before the call to the disk; return the last operation this covers.
@@ -303,8 +307,12 @@ class Log:
         if first < max(segments[0].first_op, self._needs_state + 1):
             raise TrimmedError(1, max(self.seq_of(last), 1), segments[0].first)
         segment = segments[bisect_right(segments, first, key=_first_op) - 1]
+        last = min(last, segment.last_op)
+        if first > last:
+            # What is not committed was cut back meanwhile.
+            return []
         try:
-            return segment.read_ops(first, min(last, segment.last_op), max_bytes)
+            return segment.read_ops(first, last, max_bytes)
         except OSError as error:
             raise self._unreadable(error, segment, segment.first, segment.last) from error
 
@@ -415,7 +423,11 @@ class Log:
         with self._sealing:
             for segment in self._segments[:-1]:
                 if isinstance(segment, TailFile) and segment not in self.damaged:
-                    return self._seal(segment) if segment.last_op <= self.head_op else None
+                    if segment.last_op > self.head_op:
+                        return None
+                    sealed = self._seal(segment)
+                    if sealed is not None:
+                        return sealed
         return None
 
     def write_snapshot(self, op: int, seq: int, sections: Mapping[str, bytes]) -> None:
@@ -457,30 +469,31 @@ class Log:
         makes room.
         """
         self._check_writable()
-        segments = self._segments
-        removable: list[Segment] = []
-        for segment in segments[:-1]:
-            # Only the oldest: a repaired log may have tails before a sealed segment.
-            if not isinstance(segment, SealedSegment) and (
-                not unsealed or segment is self._being_sealed or segment.last_op > self.head_op
-            ):
-                break
-            removable.append(segment)
-        covered = 0 if self.snapshot is None else self.snapshot.op
-        decision = retention.decide(
-            [
-                retention.SegmentExtent(s.first, s.last, s.size, s.last_time, s.last_op <= covered)
-                for s in removable
-            ],
-            open_bytes=sum(s.size for s in segments[len(removable) :]),
-            now=now,
-            retain_bytes=retain_bytes,
-            retain_us=retain_us,
-            holds=holds,
-        )
+        # Chosen and dropped in one step: no tail that is dropped begins to be sealed meanwhile.
         with self._changing:
+            segments = self._segments
+            removable: list[Segment] = []
+            for segment in segments[:-1]:
+                # Only the oldest: a repaired log may have tails before a sealed segment.
+                if not isinstance(segment, SealedSegment) and (
+                    not unsealed or segment is self._being_sealed or segment.last_op > self.head_op
+                ):
+                    break
+                removable.append(segment)
+            covered = 0 if self.snapshot is None else self.snapshot.op
+            decision = retention.decide(
+                [
+                    retention.SegmentExtent(s.first, s.last, s.size, s.last_time, s.last_op <= covered)
+                    for s in removable
+                ],
+                open_bytes=sum(s.size for s in segments[len(removable) :]),
+                now=now,
+                retain_bytes=retain_bytes,
+                retain_us=retain_us,
+                holds=holds,
+            )
             gone = removable[: decision.remove]
-            self._segments = self._segments[len(gone) :]
+            self._segments = segments[len(gone) :]
         for segment in gone:
             if isinstance(segment, TailFile):
                 self.damaged.pop(segment, None)
@@ -542,23 +555,32 @@ class Log:
         # Retention removed it, here or in the writing process, after the segment was chosen.
         return TrimmedError(first, last, segment.last + 1)
 
-    def _seal(self, tail: TailFile) -> SealedSegment:
+    def _seal(self, tail: TailFile) -> SealedSegment | None:
+        """Seal a tail, unless the log drops it first."""
         path = tail.path.with_suffix(".arrow")
         sync = self.fsync != "never"
+        with self._changing:
+            if tail not in self._segments:
+                return None
+            self._being_sealed = tail
         # A failure loses nothing: the tail stays, and sealing is retried later.
-        self._being_sealed = tail
         try:
             with translating(path):
                 segment = seal(tail, path, sync=sync)
                 if sync:
                     sync_directory(self.directory)
             with self._changing:
+                dropped = tail not in self._segments
                 self._segments = tuple(segment if s is tail else s for s in self._segments)
         except DamagedError as damage:
             self.damaged[tail] = damage
             raise
         finally:
             self._being_sealed = None
+        if dropped:
+            # Its files would come back as a part of the log.
+            _remove(path, _SEALED_SUFFIXES)
+            return None
         tail.path.unlink(missing_ok=True)
         return segment
 
@@ -567,11 +589,25 @@ _first: Final = attrgetter("first")
 _first_op: Final = attrgetter("first_op")
 
 
+_SEALED_SUFFIXES: Final = (".arrow", ".entries", ".index")
+"""The files of a sealed segment. The index goes last: a segment without its index is damage, an index alone litter."""
+
+
 def remove_files(gone: Sequence[Segment]) -> None:
-    """Remove the files of segments that the log has dropped."""
+    """Remove the files of segments that the log has dropped, oldest first, up to one that cannot be removed.
+
+    What is left is a whole log, or litter, for the next start: removing later files would make a hole in it.
+    """
     for segment in gone:
-        # The index goes last: a segment without its index would be damage, an index alone is litter.
-        for suffix in (".torn", ".open", ".arrow", ".entries", ".index"):
-            # Leftovers are removed when the log is next opened.
-            with contextlib.suppress(OSError):
-                segment.path.with_suffix(suffix).unlink(missing_ok=True)
+        if not _remove(segment.path, (".torn", ".open", *_SEALED_SUFFIXES)):
+            return
+
+
+def _remove(path: Path, suffixes: Sequence[str]) -> bool:
+    """Remove files in this order, up to one that cannot be removed; whether all are gone."""
+    try:
+        for suffix in suffixes:
+            path.with_suffix(suffix).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

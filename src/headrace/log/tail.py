@@ -26,7 +26,7 @@ import numpy as np
 from headrace.errors import DamagedError
 from headrace.log import frame
 from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, check_version, making, sync_directory, write_whole
+from headrace.log.files import Descriptor, check_version, making, write_whole
 from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
@@ -82,6 +82,41 @@ class FileHeader:
         return cls(UUID(bytes=uuid), op, first, time, salt)
 
 
+class FrameColumns(NamedTuple):
+    """Where the frames of a tail are and what is in them.
+
+    Appends lengthen these columns; cutting back begins new ones. So a reader that takes them once finds in them, to the
+    end, whatever it has found before.
+    """
+
+    offsets: array[int]
+    ops: array[int]
+    seqs: array[int]
+    times: array[int]
+    last_times: array[int]
+    frames: array[int]
+    """The frames that hold messages, by their place among all frames."""
+    firsts: array[int]
+    """The first message of each of these."""
+
+    @classmethod
+    def none(cls) -> FrameColumns:
+        """Those of an empty tail."""
+        return cls(array("Q"), array("Q"), array("Q"), array("q"), array("q"), array("Q"), array("Q"))
+
+    def before(self, index: int) -> FrameColumns:
+        """Columns of their own for the frames before ``index``."""
+        place = bisect_left(self.frames, index)
+        return FrameColumns(
+            *(column[:index] for column in self[:5]), *(column[:place] for column in self[5:])
+        )
+
+    def is_messages(self, index: int) -> bool:
+        """Whether a frame holds messages, not entries."""
+        place = bisect_left(self.frames, index)
+        return place < len(self.frames) and self.frames[place] == index
+
+
 class TailFile:
     """One tail file: appended to while it is the last, then read until it is sealed.
 
@@ -103,15 +138,7 @@ class TailFile:
         self.fd = descriptor.fd
         self._descriptor = descriptor  # closes the file with its last reference
         self._salt = header.salt
-        self._offsets = array("Q")
-        self._ops = array("Q")
-        self._seqs = array("Q")
-        self._times = array("q")
-        self._last_times = array("q")
-        self._frames = array("Q")
-        """The frames that hold messages, by their place among all frames."""
-        self._firsts = array("Q")
-        """The first message of each of these."""
+        self._columns = FrameColumns.none()
         self._written: dict[frame.Label, int] = {}
         """Labels that frames may refer to, and where they are."""
         self._labels: dict[int, frame.Label] = {}
@@ -157,14 +184,15 @@ class TailFile:
     def entries_size(self) -> int:
         """Bytes of the frames that hold entries."""
         # Counted on request, which is rare; appends pay nothing for it.
-        edges = [*self._offsets, self.size]
-        holding = [edges[place + 1] - edges[place] for place in self._frames]
+        columns = self._columns
+        edges = [*columns.offsets, self.size]
+        holding = [edges[place + 1] - edges[place] for place in columns.frames]
         return self.size - HEADER_BYTES - sum(holding)
 
     @property
     def empty(self) -> bool:
         """Whether nothing has been appended yet."""
-        return not self._offsets
+        return not self._columns.offsets
 
     def encode(self, batch: Batch, times: tuple[int, int], offset: int, *, continued: bool) -> EncodedFrame:
         """Encode a batch for this file, at ``offset``; ``times`` are those of its first and last row."""
@@ -185,104 +213,120 @@ class TailFile:
         self._note(written.rows, written.time, written.last_time, written.length)
 
     def _note(self, rows: FrameRows, time: int, last_time: int, length: int) -> None:
-        self._last_times.append(last_time)
-        self._times.append(time)
-        self._ops.append(rows.op)
-        self._seqs.append(rows.first)
-        self._offsets.append(self.size)
+        offsets, ops, seqs, times, last_times, frames, firsts = self._columns
+        last_times.append(last_time)
+        times.append(time)
+        ops.append(rows.op)
+        seqs.append(rows.first)
+        offsets.append(self.size)
         self.size += length
         self.last_time = last_time
         self.next_op = rows.op + rows.rows
         if not rows.entries:
             self.next = rows.first + rows.rows
-            self._frames.append(len(self._offsets) - 1)
-            self._firsts.append(rows.first)
+            frames.append(len(offsets) - 1)
+            firsts.append(rows.first)
 
     def read(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
         """Messages from ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
-        known = len(self._firsts)
-        begin = bisect_right(self._firsts, first, 0, known) - 1
-        end = bisect_right(self._firsts, last, 0, known)
-        limit = bisect_left(self._offsets, self._offsets[self._frames[begin]] + max_bytes)
-        end = max(begin + 1, bisect_left(self._frames, limit, begin + 1, end))
-        batches = self._decoded(self._frames[begin:end])
+        columns = self._columns
+        offsets, frames, firsts = columns.offsets, columns.frames, columns.firsts
+        known = len(firsts)
+        begin = bisect_right(firsts, first, 0, known) - 1
+        end = bisect_right(firsts, last, 0, known)
+        limit = bisect_left(offsets, offsets[frames[begin]] + max_bytes)
+        end = max(begin + 1, bisect_left(frames, limit, begin + 1, end))
+        batches = self._decoded(columns, frames[begin:end])
         return _trim(batches, first - batches[0].first, batches[-1].last - last)
 
     def read_ops(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
         """Messages and entries from operation ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
-        known = len(self._offsets)
-        begin = bisect_right(self._ops, first, 0, known) - 1
-        end = bisect_right(self._ops, last, 0, known)
-        limit = bisect_left(self._offsets, self._offsets[begin] + max_bytes, begin + 1, end)
-        batches = self._decoded(range(begin, max(begin + 1, limit)))
+        columns = self._columns
+        offsets, ops = columns.offsets, columns.ops
+        known = len(offsets)
+        begin = bisect_right(ops, first, 0, known) - 1
+        end = bisect_right(ops, last, 0, known)
+        limit = bisect_left(offsets, offsets[begin] + max_bytes, begin + 1, end)
+        batches = self._decoded(columns, range(begin, max(begin + 1, limit)))
         return _trim(batches, first - batches[0].op, batches[-1].last_op - last)
 
     def seq_of(self, op: int) -> int:
         """The newest message at or before an operation, which may be the one before the first here."""
-        index = bisect_right(self._ops, op) - 1
+        columns = self._columns
+        index = bisect_right(columns.ops, op) - 1
         if index < 0:
             return self.first - 1
-        rows = min(op - self._ops[index] + 1, self._rows(index))
-        return self._seqs[index] + (rows - 1 if self._is_messages(index) else 0)
+        rows = min(op - columns.ops[index] + 1, self._rows(columns, index))
+        return columns.seqs[index] + (rows - 1 if columns.is_messages(index) else 0)
 
     def op_of(self, seq: int) -> int:
         """The operation of a message, which must be here."""
-        place = bisect_right(self._firsts, seq) - 1
-        return self._ops[self._frames[place]] + seq - self._firsts[place]
+        columns = self._columns
+        place = bisect_right(columns.firsts, seq) - 1
+        return columns.ops[columns.frames[place]] + seq - columns.firsts[place]
 
     def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int], frame.FindLabel]]:
         """Check every frame; yield windows of the file's bytes, each with where its frames begin, and their labels."""
-        index, known = 0, len(self._offsets)
+        columns = self._columns
+        offsets = columns.offsets
+        index, known = 0, len(offsets)
         while index < known:
-            start = self._offsets[index]
-            end = max(index + 1, bisect_left(self._offsets, start + size, index + 1, known))
-            stop = self._offsets[end] if end < known else self.size
+            start = offsets[index]
+            end = max(index + 1, bisect_left(offsets, start + size, index + 1, known))
+            stop = offsets[end] if end < known else self.size
             window = os.pread(self.fd, stop - start, start)
             places = [place.at for place in frame.scan(window, 0, self._salt)]
             if len(places) < end - index:
                 index += len(places)
-                self._check(window, self._offsets[index] - start, index)
+                self._check(columns, window, offsets[index] - start, index)
             yield window, places, partial(self._label_at, start)
             index = end
 
     def seq_at(self, time: int) -> int | None:
         """The first sequence number whose time is ``time`` or later, if it is here."""
-        index = bisect_left(self._last_times, time, 0, len(self._offsets))
-        place = bisect_left(self._frames, index)
-        if place >= len(self._firsts):
+        columns = self._columns
+        index = bisect_left(columns.last_times, time, 0, len(columns.offsets))
+        place = bisect_left(columns.frames, index)
+        if place >= len(columns.firsts):
             return None
-        first, index = self._firsts[place], self._frames[place]
-        if self._times[index] >= time:
+        first, index = columns.firsts[place], columns.frames[place]
+        if columns.times[index] >= time:
             return first
-        [batch] = self._decoded([index])
+        [batch] = self._decoded(columns, [index])
         return first + int(np.searchsorted(frame.times(batch.columns), time))
 
     def reach(self, first: int, size: int) -> tuple[int, int]:
         """The last message of the frames from ``first`` on that fit ``size``, at least one, and their size."""
-        known = len(self._firsts)
-        begin = bisect_right(self._firsts, first, 0, known) - 1
-        start = self._offsets[self._frames[begin]]
-        end = max(begin + 1, bisect_right(range(known), start + size, begin, known, key=self._end_of))
-        last = self._frames[end - 1]
-        return self._firsts[end - 1] + self._rows(last) - 1, self._end_of(end - 1) - start
+        columns = self._columns
+        frames, firsts = columns.frames, columns.firsts
+        end_of = partial(self._end_of, columns)
+        known = len(firsts)
+        begin = bisect_right(firsts, first, 0, known) - 1
+        start = columns.offsets[frames[begin]]
+        end = max(begin + 1, bisect_right(range(known), start + size, begin, known, key=end_of))
+        return firsts[end - 1] + self._rows(columns, frames[end - 1]) - 1, end_of(end - 1) - start
 
     def first_time(self) -> int | None:
         """The time of the first message."""
-        return self._times[self._frames[0]] if self._frames else None
+        columns = self._columns
+        return columns.times[columns.frames[0]] if columns.frames else None
 
     def cut_back(self, last: int) -> TailFile:
         """Remove every operation after ``last`` for good; return this tail, shortened, or the file that replaces it.
 
         If ``last`` ends an append, the file is truncated there. If not, the kept part of that append is rewritten, and
-        the new file replaces the old one in one step: nothing that stays is ever missing.
+        the new file replaces the old one in one step: nothing that stays is ever missing. The caller
+        syncs the directory.
         """
-        whole = bisect_right(self._ops, last)
+        columns = self._columns
+        offsets, ops = columns.offsets, columns.ops
+        whole = bisect_right(ops, last)
         if whole and (
-            self._ops[whole - 1] + self._rows(whole - 1) - 1 > last or self._is_continued(whole - 1)
+            ops[whole - 1] + self._rows(columns, whole - 1) - 1 > last or self._is_continued(whole - 1)
         ):
             return self._rewritten(whole - 1, last)
-        if whole < len(self._offsets):
-            os.ftruncate(self.fd, self._offsets[whole])
+        if whole < len(offsets):
+            os.ftruncate(self.fd, offsets[whole])
             self._forget_from(whole)
             os.fsync(self.fd)
         return self
@@ -291,30 +335,33 @@ class TailFile:
         """Write a new file that ends within the append of the frame at ``index``."""
         while index and self._is_continued(index - 1):
             index -= 1
-        kept = self.read_ops(self._ops[index], last, self.size)
+        kept = self.read_ops(self._columns.ops[index], last, self.size)
+        cut = self._columns.offsets[index]
         with making(self.path) as unfinished:
             with unfinished.open("wb") as file:
-                for begin in range(0, self._offsets[index], READ_BYTES):
-                    file.write(os.pread(self.fd, min(READ_BYTES, self._offsets[index] - begin), begin))
-                self._forget_labels(self._offsets[index])
+                for begin in range(0, cut, READ_BYTES):
+                    file.write(os.pread(self.fd, min(READ_BYTES, cut - begin), begin))
+                self._forget_labels(cut)
                 for place, batch in enumerate(kept, 1):
                     times, offset = frame.time_span(batch), file.tell()
                     file.writelines(self.encode(batch, times, offset, continued=place < len(kept)).pieces)
                 file.flush()
                 os.fsync(file.fileno())
+            # Opened before it takes the old one's place: from then on nothing but the directory's sync may fail.
+            rewritten, _ = TailFile.open(unfinished, writable=True)
             unfinished.rename(self.path)
-        sync_directory(self.path.parent)
-        rewritten, _ = TailFile.open(self.path, writable=True)
+        rewritten.path = self.path
         return rewritten
 
-    def _decoded(self, indexes: Sequence[int]) -> list[Batch]:
+    def _decoded(self, columns: FrameColumns, indexes: Sequence[int]) -> list[Batch]:
         """Read and check frames, given in order."""
-        start = self._offsets[indexes[0]]
-        window = os.pread(self.fd, self._stop(indexes[-1]) - start, start)
+        offsets = columns.offsets
+        start = offsets[indexes[0]]
+        window = os.pread(self.fd, self._stop(columns, indexes[-1]) - start, start)
         batches = []
         for index in indexes:
-            at = self._offsets[index] - start
-            self._check(window, at, index)
+            at = offsets[index] - start
+            self._check(columns, window, at, index)
             batches.append(frame.decode(window, at, partial(self._label_at, start)))
         return batches
 
@@ -334,35 +381,33 @@ class TailFile:
         self._written = {label: offset for label, offset in self._written.items() if offset < end}
         self._labels.clear()
 
-    def _stop(self, index: int) -> int:
+    def _stop(self, columns: FrameColumns, index: int) -> int:
         """Where a frame ends."""
-        return self._offsets[index + 1] if index + 1 < len(self._offsets) else self.size
+        offsets = columns.offsets
+        return offsets[index + 1] if index + 1 < len(offsets) else self.size
 
-    def _end_of(self, place: int) -> int:
+    def _end_of(self, columns: FrameColumns, place: int) -> int:
         """Where a frame of messages ends, by its place among these."""
-        return self._stop(self._frames[place])
+        return self._stop(columns, columns.frames[place])
 
-    def _rows(self, index: int) -> int:
-        following = self._ops[index + 1] if index + 1 < len(self._ops) else self.next_op
-        return following - self._ops[index]
-
-    def _is_messages(self, index: int) -> bool:
-        place = bisect_left(self._frames, index)
-        return place < len(self._frames) and self._frames[place] == index
+    def _rows(self, columns: FrameColumns, index: int) -> int:
+        ops = columns.ops
+        following = ops[index + 1] if index + 1 < len(ops) else self.next_op
+        return following - ops[index]
 
     def _is_continued(self, index: int) -> bool:
         """Whether a frame's append continues in the next frame."""
-        header = os.pread(self.fd, READ_BYTES, self._offsets[index])
+        header = os.pread(self.fd, READ_BYTES, self._columns.offsets[index])
         return bool(frame.info(header, 0).flags & frame.CONTINUED)
 
-    def _check(self, window: bytes, at: int, index: int) -> None:
+    def _check(self, columns: FrameColumns, window: bytes, at: int, index: int) -> None:
         try:
             frame.check(window, at, self._salt)
         except frame.BadFrame as bad:
-            messages = self._is_messages(index)
-            first = self._seqs[index] + (not messages)
-            last = first - 1 + (self._rows(index) if messages else 0)
-            raise DamagedError(str(self.path), self._offsets[index], first, last, str(bad)) from None
+            messages = columns.is_messages(index)
+            first = columns.seqs[index] + (not messages)
+            last = first - 1 + (self._rows(columns, index) if messages else 0)
+            raise DamagedError(str(self.path), columns.offsets[index], first, last, str(bad)) from None
 
     def _check_frames(self, synced: int | None) -> TornEnd | None:
         """Walk every frame; return the torn end, raise on damage."""
@@ -378,7 +423,7 @@ class TailFile:
                 raise DamagedError(str(self.path), self.size, min(self.next, rows.first), None, reason)
             self._note(rows, place.time, frame.last_time(window, place.at), place.length)
             if not place.flags & frame.CONTINUED:
-                whole = len(self._offsets)
+                whole = len(self._columns.offsets)
         reason = "an append is cut short"
         if self.size < end:
             reason = fault(self.fd, self._salt, self.size)
@@ -398,18 +443,17 @@ class TailFile:
 
     def _forget_from(self, index: int) -> None:
         """Forget the frames from ``index`` on."""
-        if index == len(self._offsets):
+        columns = self._columns
+        if index == len(columns.offsets):
             return
-        self.size, self.next_op = self._offsets[index], self._ops[index]
+        # New ones: readers in other threads go on with those that they have.
+        self._columns = columns.before(index)
+        self.size, self.next_op = columns.offsets[index], columns.ops[index]
         self._forget_labels(self.size)
-        self.last_time = self._last_times[index - 1] if index else self._before
-        place = bisect_left(self._frames, index)
-        if place < len(self._frames):
-            self.next = self._firsts[place]
-        for column in (self._frames, self._firsts):
-            del column[place:]
-        for column in (self._offsets, self._ops, self._seqs, self._times, self._last_times):
-            del column[index:]
+        self.last_time = columns.last_times[index - 1] if index else self._before
+        place = len(self._columns.frames)
+        if place < len(columns.frames):
+            self.next = columns.firsts[place]
 
 
 class FrameRows(NamedTuple):

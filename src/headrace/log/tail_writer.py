@@ -64,17 +64,24 @@ class TailWriter:
         self._leftover = False
 
 
-def cut_back(directory: Path, segments: Sequence[Segment], last: int) -> tuple[Segment, ...]:
-    """Remove every operation after ``last`` from the disk; return the segments that remain."""
+def cut_back(directory: Path, segments: Sequence[Segment], last: int) -> Iterator[tuple[Segment, ...]]:
+    """Remove every operation after ``last`` from the disk; after each step, yield the segments that remain.
+
+    If a step fails, those yielded last are what is on the disk, and the last of them can be appended to.
+    """
     at = next(at for at, segment in enumerate(segments) if segment.last_op > last)
-    ending, *gone = segments[at:]
+    ending = segments[at]
     if not isinstance(ending, TailFile):
         raise UsageError(f"operation {last + 1} is sealed and cannot be cut off")
-    for segment in reversed(gone):
+    for count in range(len(segments) - 1, at, -1):
         # One at a time, the newest first: a power failure may undo an earlier removal and keep a later one.
-        segment.path.unlink(missing_ok=True)
+        segments[count].path.unlink(missing_ok=True)
+        yield tuple(segments[:count])
         sync_directory(directory)
-    return (*segments[:at], ending.cut_back(last))
+    shortened = ending.cut_back(last)
+    yield (*segments[:at], shortened)
+    if shortened is not ending:
+        sync_directory(directory)
 
 
 def _portions(pieces: list[Piece]) -> Iterator[list[Piece]]:

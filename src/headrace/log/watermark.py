@@ -12,6 +12,7 @@ there is none, and without one everything in the log counts as promised.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 from pathlib import Path
@@ -22,6 +23,8 @@ from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor
 
 NAME: Final = "synced"
+
+logger = logging.getLogger("headrace")
 
 _FORM: Final = struct.Struct("<8s16sQI")
 _MAGIC: Final = b"HRSYNC\x01\n"
@@ -39,6 +42,18 @@ class Watermark:
         os.pwrite(self._descriptor.fd, body + crc32c(body).to_bytes(4, "little"), 0)
         if sync:
             os.fdatasync(self._descriptor.fd)
+
+
+def begin(directory: Path) -> Watermark | None:
+    """Open a log's watermark for writing; if that cannot be done the log has none, and goes on without."""
+    try:
+        return Watermark(directory)
+    except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
+        logger.warning("%s: %s; a power failure may need a repair", directory / NAME, why)
+        # One that is never moved again would promise what is cut back later.
+        forget(directory)
+        return None
 
 
 def read(directory: Path) -> tuple[UUID, int] | None:
