@@ -217,11 +217,28 @@ def test_messages_and_entries_of_a_group_are_told_their_places(root: Root, front
         name: (told.first, told.last, told.op) for name, told in front.told.items() if isinstance(told, Batch)
     }
     assert places == {
-        "e1": (1, 1, 2), "m1": (2, 2, 3), "e2": (2, 2, 4), "e3": (2, 2, 5), "m2": (3, 3, 6), "e4": (3, 3, 7)
+        "e1": (1, 1, 2), "m1": (2, 2, 3), "e2": (2, 2, 4), "e3": (2, 2, 5), "m2": (3, 3, 6), "e4": (3, 3, 8)
     }  # fmt: skip
     topics = {op: row.topic for op, row in operations(front.log)}
-    assert [topics[op].rpartition("/")[2] for op in range(2, 8)] == ["e1", "m1", "e2", "e3", "m2", "e4"]
+    # Entries alone go in a request of their own, behind the mark of the one before.
+    assert [topics[op].rpartition("/")[2] for op in range(2, 9)] == [
+        "e1", "m1", "e2", "e3", "m2", "front0", "e4"
+    ]  # fmt: skip
     assert operations(front.log) == operations(root.log)
+
+
+def test_entries_are_taken_where_there_is_no_room_for_the_messages_beside_them(
+    root: Root, front: Front
+) -> None:
+    root.hub.shortage = FullError("log", "nearly full")
+    front.submit_group("m1")
+    front.submit_group("e1")
+    front.submit_group("e2")
+    front.submit_group("m2", "e3")
+    front.round()
+    assert {name for name, told in front.told.items() if isinstance(told, Batch)} == {"e1", "e2"}
+    assert front.told.keys() == {"m1", "e1", "e2", "m2", "e3"}
+    assert front.hub.state.holds == {"e1": 1, "e2": 1}
 
 
 def test_entries_alone_are_told_the_message_they_stand_after(root: Root, front: Front) -> None:

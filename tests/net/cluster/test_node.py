@@ -398,3 +398,40 @@ async def test_a_node_that_is_gone_keeps_its_name_and_one_whose_disk_fails_does_
         return fact["mode"] == "ERR" and fact["age"] >= SILENCE_SECONDS
 
     await until("it has fallen silent", gone)
+
+
+@pytest.mark.parametrize("which", ["primary", "backup"])
+async def test_a_node_that_failed_to_sync_takes_no_part_any_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    nodes = await make("log.fsync=interval", "log.fsync_interval=0.01")
+    primary = await nodes.work()
+    others = [server for server in nodes.servers.values() if server is not primary]
+    failing, asked = (primary, others[0]) if which == "primary" else (others[0], primary)
+    log = failing.hub.log
+
+    def fail() -> int:
+        log.failure = "the disk failed"
+        raise StorageError(log.failure)
+
+    monkeypatch.setattr(log, "sync", fail)
+    async with link_of(asked) as link:
+        await link.publish(b"one", topic="a")
+        await until("it gave up", lambda: failing.hub.failed is not None)
+        assert failing.mode == "ERR"
+        tail = log.tail
+        rest = [server for server in nodes.servers.values() if server is not failing]
+
+        def agreed() -> bool:
+            return all(
+                server.mode == "WRK" and server.cluster is not None and server.cluster["primary"] is not None
+                for server in rest
+            ) and any(server.hub.sequencer is None for server in rest)
+
+        await until("the others go on", agreed)
+        await link.publish(b"two", topic="a")
+    await until("the others have it", lambda: all(server.hub.log.head == 2 for server in rest))
+    assert log.tail == tail
+    number = next(number for number, server in nodes.servers.items() if server is failing)
+    with pytest.raises(StorageError, match="the disk failed"):
+        await nodes.stop(number)

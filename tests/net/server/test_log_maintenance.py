@@ -277,6 +277,19 @@ class TestInterval:
         assert hub.log.tail == 1
         assert upkeep.told()["sync"] == str(slow.error)
 
+    async def test_a_cluster_says_itself_what_follows_a_failed_sync(
+        self, hub: Hub, disk: ThreadPoolExecutor
+    ) -> None:
+        told: list[StorageError] = []
+        settings = load(environ={}, sets=["log.fsync_interval=0.01"])
+        with SlowDisk(hub.log) as slow:
+            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.let(1000)
+            async with Running(LogMaintenance(hub, settings, disk, sync_failed=told.append)):
+                publish(hub, b"a")
+                await until(lambda: told)
+        assert (told, hub.failed) == ([slow.error], None)
+
     @pytest.mark.parametrize("fsync", ["always", "never"])
     async def test_only_under_interval(self, hub: Hub, disk: ThreadPoolExecutor, fsync: str) -> None:
         others = len(make(hub, disk, f"log.fsync={fsync}").loops())
@@ -658,6 +671,18 @@ class TestRetention:
         wall, uptime = wall - 25 * 3600 * SECOND + 4 * SECOND, uptime + 4 * SECOND
         await upkeep._trim()
         assert (hub.log.first, upkeep.told()) == (1, {})
+
+    async def test_the_clock_is_looked_at_while_nothing_else_happens(
+        self, hub: Hub, disk: ThreadPoolExecutor
+    ) -> None:
+        wall = 1 << 50
+        clock = SteadyClock(lambda: wall, lambda: 0)
+        settings = load(environ={}, sets=["log.retain_bytes=off", "log.retain_seconds=off"])
+        async with Running(LogMaintenance(hub, settings, disk, clock=clock)):
+            wall += 3600 * SECOND
+            await until(lambda: clock.stepped)
+            wall -= 3600 * SECOND
+            await until(lambda: not clock.stepped)
 
     async def test_nothing_is_old_before_the_clock_can_be_trusted(
         self, hub: Hub, disk: ThreadPoolExecutor

@@ -55,3 +55,30 @@ def test_a_step_that_stays_is_believed_after_some_minutes() -> None:
     machine.uptime += PATIENCE
     assert clock.now() == machine.uptime + machine.ahead
     assert not clock.stepped
+
+
+def test_a_second_step_has_to_last_by_itself() -> None:
+    machine = Machine()
+    clock = machine.steady()
+    before = machine.ahead
+    machine.ahead = before + 2 * SECOND
+    clock.now()
+    # Nobody looks while the clock is right again, and then it is wrong by far.
+    machine.uptime += PATIENCE + SECOND
+    machine.ahead = before + 25 * HOUR
+    assert clock.now() == machine.uptime + before
+    machine.uptime += PATIENCE - 1
+    assert clock.now() == machine.uptime + before
+    machine.uptime += 1
+    assert clock.now() == machine.uptime + machine.ahead
+    assert not clock.stepped
+
+
+def test_a_step_that_is_kept_right_meanwhile_is_believed_as_soon() -> None:
+    machine = Machine()
+    clock = machine.steady()
+    machine.ahead += 25 * HOUR
+    clock.now()
+    machine.uptime += PATIENCE
+    machine.ahead += STEP
+    assert clock.now() == machine.uptime + machine.ahead

@@ -29,7 +29,7 @@ from headrace.cluster.membership import (
     NeighbourRemoved,
 )
 from headrace.config import Address, Settings
-from headrace.errors import UnavailableError, UsageError
+from headrace.errors import StorageError, UnavailableError, UsageError
 from headrace.hub.publishing.intake import PrimaryAnswer, PublishIntake, parse_bulk, serialize_answer
 from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.sequence import Hub
@@ -121,6 +121,10 @@ class ClusterNode(ParcelHost):
     def start(self) -> None:
         """Take part."""
         self._replication.start(self._ticked)
+
+    def sync_failed(self, error: StorageError) -> None:
+        """Take no part any more: another node takes over what this one can no longer vouch for."""
+        self._replication.sync_failed(error)
 
     async def flush(self) -> None:
         """Wait until nothing is under way."""

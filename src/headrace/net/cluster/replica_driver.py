@@ -153,6 +153,11 @@ class ReplicaDriver:
         if self.replica is not None:
             self._run(self.replica.vouch)
 
+    def sync_failed(self, error: StorageError) -> None:
+        """Take no part any more, and take nothing: it is not known what is on the disk."""
+        self._give_up(f"the disk failed to sync, this node takes no part any more: {error}")
+        self._hub.fail(error)
+
     # Inputs
 
     def _begin(self) -> None:
@@ -314,8 +319,7 @@ class ReplicaDriver:
         if error is not None:
             # After a failed sync it is not known what is on the disk: this node vouches for nothing more.
             self._hub.counters.add("sync_failures")
-            self._give_up(f"the disk failed to sync, this node takes no part any more: {error}")
-            self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
+            self.sync_failed(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
         # The next replica counts tokens from the beginning.
         if replica is not None and replica is self.replica:

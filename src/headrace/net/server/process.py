@@ -304,7 +304,12 @@ class Server:
             hub, self.parts.publishers, self.parts.queries, settings.node.data / "stages"
         )
         self.maintenance = LogMaintenance(
-            hub, settings, self._disk, holds=self.consumers.holds, clock=self._clock
+            hub,
+            settings,
+            self._disk,
+            holds=self.consumers.holds,
+            clock=self._clock,
+            sync_failed=None if self._cluster is None else self._cluster.sync_failed,
         )
         if self._upstream is not None:
             # The upstream hub puts the policy into the log.

@@ -31,6 +31,8 @@ class SteadyClock:
         self._uptime = uptime
         self._offset = wall() - uptime()
         self._stepped_at: int | None = None
+        self._stepped_to = 0
+        """Where the clock was, against uptime, when the present step was first seen."""
 
     def now(self) -> int:
         """Return the time."""
@@ -38,8 +40,9 @@ class SteadyClock:
         offset = self._wall() - uptime
         if abs(offset - self._offset) <= STEP:
             self._offset, self._stepped_at = offset, None
-        elif self._stepped_at is None:
-            self._stepped_at = uptime
+        elif self._stepped_at is None or abs(offset - self._stepped_to) > STEP:
+            # Another step, though nobody may have looked between the two: it has to last by itself.
+            self._stepped_at, self._stepped_to = uptime, offset
         elif uptime - self._stepped_at >= PATIENCE:
             self._offset, self._stepped_at = offset, None
         return uptime + self._offset
