@@ -154,6 +154,39 @@ async def test_a_jump_in_numbers_makes_nobodys_messages_vanish(server: Server, p
     assert payloads(server) == [b"mine", b"evil", b"mine", b"mine"]
 
 
+@pytest.mark.parametrize("how", ["jumps", "opens"])
+async def test_a_made_up_name_that_somebody_else_uses_is_given_up(
+    server: Server, peer: LinkPeer, how: str
+) -> None:
+    async with client(server) as link:
+        publisher = link.publisher()
+        await publisher.publish(b"0")
+        name = publisher.name
+        if how == "jumps":
+            await publish(peer, b"evil", number=10**15, name=name)
+        else:
+            await opened(peer, "evil", name)
+        with pytest.raises(RefusedError):
+            await publisher.publish(b"1")
+        assert [await publisher.publish(b"%d" % turn) for turn in (2, 3)]
+        assert publisher.name != name
+        assert await link.newest(publisher.name) == 1
+    assert [each for each in payloads(server) if each != b"evil"] == [b"0", b"2", b"3"]
+
+
+async def test_a_name_of_ours_with_other_numbers_is_opened_again(server: Server, peer: LinkPeer) -> None:
+    async with client(server) as link:
+        publisher = link.publisher("orders")
+        await publisher.publish(b"0")
+        await publish(peer, b"1000", number=1000, name="orders", epoch=publisher._epoch)
+        with pytest.raises(RefusedError) as refused:
+            await publisher.publish(b"1")
+        assert refused.value.code == "conflict"
+        await publisher.publish(b"1001")
+        assert await link.newest("orders") == 1001
+    assert payloads(server) == [b"0", b"1000", b"1001"]
+
+
 async def test_where_clients_are_known_a_name_is_its_clients(tmp_path: Path) -> None:
     async with (
         running_hub(tmp_path, *AUTH) as server,

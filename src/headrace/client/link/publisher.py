@@ -10,7 +10,8 @@ bounded by the window; past it :meth:`LinkPublisher.send` waits.
 
 A name that is given may be used elsewhere too, by a second process or an earlier run that still lives. So it is opened
 when it is first published under: its epoch goes with every request, over all tubes, and whoever opens the name next
-fences this publisher. A name that is made up is nobody else's and needs none of this.
+fences this publisher. A name that is made up is nobody else's and needs none of this; if somebody has read it in the
+log and uses it all the same, what comes next goes under another.
 
 A request that is refused leaves a gap in the numbers, and the hub refuses what was under way after it too. Later rows
 wait until all of that is answered, and start after the gap. If they went earlier and the tube were lost, the refused
@@ -149,6 +150,8 @@ class LinkPublisher:
         self._epoch: int | None = None
         self._holder = uuid4().hex
         self._reopen = False
+        self._made_up = not name
+        self._rename = False
         self._position = 0
         """A position that the hub's log has reached."""
         self._number: int | None = None if name else 0
@@ -283,6 +286,9 @@ class LinkPublisher:
         if self._refused and self._unacknowledged:
             return
         self._refused = False
+        if self._rename:
+            # Not before all is answered: what is sent again goes under the name that it had.
+            self.name, self._number, self._rename = uuid4().hex, 0, False
         self._gathered = 0
         waiting, self._waiting = self._waiting, []
         for group in waiting:
@@ -334,10 +340,7 @@ class LinkPublisher:
             self._renew()
             return
         except HeadraceError as error:
-            self._refused = True
-            if self._epoch is not None and isinstance(error, RefusedError) and error.code == "unknown":
-                # The hub has forgotten the name. What comes next opens it again.
-                self._reopen = True
+            self._note_refusal(error)
             sent.fail(error)
         else:
             self._position = message.head.get("op") or self._position
@@ -346,6 +349,17 @@ class LinkPublisher:
         self._release(sent.size)
         if self._waiting and not self._flush_due:
             self._send_waiting()
+
+    def _note_refusal(self, error: HeadraceError) -> None:
+        code = error.code if isinstance(error, RefusedError) else ""
+        # Behind another refusal a conflict is only its consequence.
+        taken = code in ("conflict", "fenced") and not self._refused
+        self._refused = True
+        if self._made_up:
+            self._rename = self._rename or taken
+        elif self._epoch is not None and (code == "unknown" or (taken and code == "conflict")):
+            # The hub has forgotten the name, or has other numbers of it. What comes next opens it again.
+            self._reopen = True
 
     def _renew(self) -> None:
         """Send all unacknowledged rows again over the next session."""
