@@ -126,8 +126,34 @@ def test_the_one_silent_for_longest_is_forgotten_and_up_to_where_is_known(
         each.follow(Batch(Run.one(b"x"), first=9, op=9, publisher="d", number=9))
         each.follow(Batch(Run.one(b"x"), first=11, op=11, publisher="d", number=11))
     assert publishers.dump() == again.dump()
-    assert [publishers.remembers(name) for name in "abcd"] == [False, True, False, True]
-    assert publishers.forgotten == 4
+    # Too many spans: those silent for longest lose their oldest, and nobody is forgotten for it.
+    assert [publishers.remembers(name) for name in "abcd"] == [True, True, False, True]
+    assert [publishers.oldest(name) for name in "abd"] == [4, 6, 9]
+    assert [publishers.newest(name) for name in "abd"] == [4, 6, 11]
+    assert publishers.forgotten == 3
+
+
+def test_names_that_are_only_opened_push_out_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_numbers, "MAX_PUBLISHERS", 6)
+    monkeypatch.setattr(publisher_numbers, "MAX_UNUSED", 2)
+    publishers, again = PublisherNumbers(), PublisherNumbers()
+    op = 0
+
+    def opens(each: PublisherNumbers, name: str) -> None:
+        each.apply(name, opening(name, "h", "", "").run[0], 0, op)
+
+    for op, name in enumerate("abc", 1):
+        opens(publishers, name)
+        publishers.follow(Batch(Run.one(b"x"), first=op, op=10 + op, publisher=name, number=0))
+    for op in range(20, 23):
+        opens(publishers, f"n{op}")
+    again.load(publishers.dump())
+    for op in range(23, 60):
+        for each in (publishers, again):
+            opens(each, f"n{op}")
+    assert publishers.dump() == again.dump()
+    assert all(publishers.remembers(name) for name in ("a", "b", "c", "n57", "n58", "n59"))
+    assert publishers.forgotten == 0  # nothing that was published
 
 
 def test_numbers_that_go_back_leave_the_newest_alone() -> None:

@@ -9,9 +9,11 @@ A name that several programs may use is **opened**: an entry ``publisher/NAME`` 
 that entry in the log, so epochs only grow. Who holds an older one is fenced. Where clients prove who they are, an
 opened name is its client's.
 
-Bounds: :data:`MAX_PUBLISHERS` publishers and :data:`MAX_ALL_SPANS` spans in all, the publisher silent for longest
-forgotten first, and the last :data:`MAX_SPANS` spans of each. Up to where publishers are forgotten is known
-(:attr:`PublisherNumbers.forgotten`), so that a retry of what was forgotten is told from one that never came.
+Bounds: :data:`MAX_PUBLISHERS` publishers, the one silent for longest forgotten first; the last :data:`MAX_SPANS` spans
+of each, and :data:`MAX_ALL_SPANS` in all, of which those silent for longest lose their oldest first, but never the
+newest. Of names that were opened and never published under, no more than :data:`MAX_UNUSED` push out others. Up to
+where publishers are forgotten is known (:attr:`PublisherNumbers.forgotten`), so that a retry of what was forgotten is
+told from one that never came.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ MAX_PUBLISHERS: Final = 100_000
 MAX_SPANS: Final = 256
 """As many as a client has requests under way: all of them may come again."""
 MAX_ALL_SPANS: Final = 1_000_000
+MAX_UNUSED: Final = 1024
+"""Enough for all that are opened at about the same time and will be used soon."""
 
 
 class Span(NamedTuple):
@@ -84,6 +88,10 @@ class PublisherNumbers:
         self.forgotten = 0
         """The latest position in the log of all that was forgotten; who is forgotten was silent since."""
         self._publishers: OrderedDict[str, _Publisher] = OrderedDict()
+        self._several: OrderedDict[str, None] = OrderedDict()
+        """Those with more than one span, in the same order."""
+        self._unused: OrderedDict[str, None] = OrderedDict()
+        """Those without any, which were only opened, in the same order."""
         self._spans = 0
         """Of all publishers."""
         self._opened: list[str] = []
@@ -128,6 +136,8 @@ class PublisherNumbers:
         """Apply a ``publisher`` entry: a name is opened. A repeat of its holder's request changes nothing."""
         opened = msgspec.json.decode(payload, type=_Entry)
         known = self._known(name, op)
+        if not known.spans:
+            self._unused[name] = None
         if known.holder.holder != opened.holder:
             known.holder = Holder(op, opened.holder, opened.client, opened.by, 0)
             self._opened.append(name)
@@ -188,10 +198,15 @@ class PublisherNumbers:
             ],
         )
         self._publishers, self._spans = OrderedDict(), 0
+        self._several, self._unused = OrderedDict(), OrderedDict()
         for name, op, holder, spans in publishers:
             known = self._publishers[name] = _Publisher(op, Holder(*holder))
             known.spans.extend(Span(*span) for span in spans)
             self._spans += len(known.spans)
+            if len(known.spans) > 1:
+                self._several[name] = None
+            elif not known.spans:
+                self._unused[name] = None
 
     def _date(self, time: int) -> None:
         for name in self._opened:
@@ -209,13 +224,30 @@ class PublisherNumbers:
                 self._forget()
         else:
             self._publishers.move_to_end(publisher)
+            for some in (self._several, self._unused):
+                if publisher in some:
+                    some.move_to_end(publisher)
         known.op = op
         return known
 
     def _forget(self) -> None:
-        _, silent = self._publishers.popitem(last=False)
-        self.forgotten = max(self.forgotten, silent.op)
+        name = next(iter(self._unused if len(self._unused) > MAX_UNUSED else self._publishers))
+        silent = self._publishers.pop(name)
+        self._several.pop(name, None)
+        self._unused.pop(name, None)
+        if silent.spans:
+            # Otherwise there is nothing of it in the log that could come again.
+            self.forgotten = max(self.forgotten, silent.op)
         self._spans -= len(silent.spans)
+
+    def _shorten(self) -> None:
+        """Let go of the oldest span of the publisher silent for longest that has others."""
+        name = next(iter(self._several))
+        spans = self._publishers[name].spans
+        spans.popleft()
+        self._spans -= 1
+        if len(spans) == 1:
+            del self._several[name]
 
     def _note(self, publisher: str, span: Span, op: int) -> None:
         spans = self._known(publisher, op).spans
@@ -231,8 +263,12 @@ class PublisherNumbers:
                 return
         self._spans += len(spans) < MAX_SPANS
         spans.append(span)
-        while self._spans > MAX_ALL_SPANS and len(self._publishers) > 1:
-            self._forget()
+        if len(spans) == 1:
+            self._unused.pop(publisher, None)
+        elif publisher not in self._several:
+            self._several[publisher] = None
+        while self._spans > MAX_ALL_SPANS and self._several:
+            self._shorten()
 
 
 def opening(name: str, holder: str, client: str, by: str) -> Batch:
