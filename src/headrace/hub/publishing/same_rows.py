@@ -23,11 +23,9 @@ def check_same(log: Log, batch: Batch, places: list[Span]) -> None:
                 rows = log.read(seq, place.seq + place.end - 1 - place.number)
             except StorageError as error:
                 # Retention has removed them, or they cannot be read.
-                raise RefusedError(
-                    "unknown",
-                    f"number {number} of publisher {batch.publisher!r} is in the log as message {seq}, but what it was "
-                    f"is not known any more ({error}): whether this is the same cannot be told",
-                ) from error
+                raise _not_known(batch, number, seq, str(error)) from error
+            if not rows:
+                raise _not_known(batch, number, seq, f"the log ends at message {log.head}")
             for kept in rows:
                 begin = number - (batch.number or 0)
                 if not same_rows(batch.slice(begin, begin + len(kept)), kept):
@@ -39,6 +37,14 @@ def check_same(log: Log, batch: Batch, places: list[Span]) -> None:
                     )
                 number += len(kept)
                 seq += len(kept)
+
+
+def _not_known(batch: Batch, number: int, seq: int, reason: str) -> RefusedError:
+    return RefusedError(
+        "unknown",
+        f"number {number} of publisher {batch.publisher!r} is in the log as message {seq}, but what it was is not "
+        f"known any more ({reason}): whether this is the same cannot be told",
+    )
 
 
 def same_rows(one: Batch, other: Batch) -> bool:
