@@ -159,8 +159,8 @@ class TestOpenTail:
     def test_every_byte_changed(self, small: Small) -> None:
         whole = small.content[TAIL]
         tail, _ = TailFile.open(small.damaged(TAIL, whole), writable=False)
-        frames = [0, *tail._offsets, tail.size]
-        places = [*tail._seqs]
+        frames = [0, *tail._columns.offsets, tail.size]
+        places = [*tail._columns.seqs]
         append, op = small.appends[-2]
         for offset, changed in flips(whole):
             path = small.damaged(TAIL, changed)
@@ -176,9 +176,9 @@ class TestOpenTail:
             assert (error.path, error.offset) == (str(path), frames[frame])
             if not frame:
                 assert (error.first, error.last) == (13, None)
-            elif tail._is_messages(frame - 1):
+            elif tail._columns.is_messages(frame - 1):
                 first = places[frame - 1]
-                assert (error.first, error.last) == (first, first + tail._rows(frame - 1) - 1)
+                assert (error.first, error.last) == (first, first + tail._rows(tail._columns, frame - 1) - 1)
             else:
                 # No message is in doubt, only entries after this one.
                 after = places[frame - 1]

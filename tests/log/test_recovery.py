@@ -490,7 +490,7 @@ class TestEntries:
         path = tmp_path / NAME(11, "open")
         whole = path.read_bytes()
         tail, _ = TailFile.open(path, writable=False)
-        ends = [*tail._offsets, tail.size]
+        ends = [*tail._columns.offsets, tail.size]
         before = content_of(tmp_path)
         for size in range(len(whole)):
             restore(tmp_path, before | {path.name: whole[:size]})
@@ -594,7 +594,7 @@ class TestEntries:
         again.write_snapshot(14, 4, {})
         again.close()
         tail, _ = TailFile.open(tmp_path / NAME(11, "open"), writable=False)
-        os.truncate(tmp_path / NAME(11, "open"), tail._offsets[-1])
+        os.truncate(tmp_path / NAME(11, "open"), tail._columns.offsets[-1])
         with pytest.raises(
             DamagedError, match=r"ahead of the log.*; entries of the log after message 4 are in"
         ):

@@ -236,7 +236,7 @@ class TestEntries:
         )
         data = file.path.read_bytes()
         one, entry, two, three = (
-            data[begin:end] for begin, end in itertools.pairwise([*file._offsets, file.size])
+            data[begin:end] for begin, end in itertools.pairwise([*file._columns.offsets, file.size])
         )
         for wrong in ([one, two, entry, three], [one, entry, entry, two, three], [one, two, three]):
             file.path.write_bytes(data[:HEADER_BYTES] + b"".join(wrong))
@@ -308,7 +308,7 @@ class TestTornEnds:
     def test_an_append_that_lacks_just_its_last_frame(self, tmp_path: Path) -> None:
         file = create(tmp_path)
         write(file, [batch(1), batch(2)])
-        second = file._offsets[1]
+        second = file._columns.offsets[1]
         os.truncate(file.path, second)
         again, torn = reopen(file)
         assert again.empty

@@ -84,12 +84,14 @@ class Written:
     def frame(self, number: int, index: int) -> int:
         """Where a frame of a tail begins; only frames of messages are counted."""
         tail, _ = TailFile.open(self.path(number, "open"), writable=False)
-        return tail._offsets[tail._frames[index]]
+        return tail._columns.offsets[tail._columns.frames[index]]
 
     def entries_frame(self, number: int, index: int) -> int:
         """Where a frame of entries of a tail begins."""
         tail, _ = TailFile.open(self.path(number, "open"), writable=False)
-        return [at for place, at in enumerate(tail._offsets) if place not in tail._frames][index]
+        return [at for place, at in enumerate(tail._columns.offsets) if place not in tail._columns.frames][
+            index
+        ]
 
     def batch(self, number: int, index: int) -> int:
         """Where a record batch of a sealed segment begins."""
