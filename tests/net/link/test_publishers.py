@@ -72,8 +72,8 @@ async def test_who_is_fenced_still_learns_what_was_taken_before(server: Server, 
     again = await publish(peer, b"paid", number=0, epoch=one, retry=0)
     assert (again["first"], again["repeated"]) == (1, 1)
     # Other bytes, more than was taken, and what does not say that it comes again are refused as ever.
-    for row, more in (([b"sold"], {"retry": 0}), ([b"paid", b"b"], {"retry": 0}), ([b"paid"], {})):
-        assert (await publish(peer, *row, number=0, epoch=one, **more))["error"] == "fenced"
+    for row, retry in (([b"sold"], 0), ([b"paid", b"b"], 0), ([b"paid"], None)):
+        assert (await publish(peer, *row, number=0, epoch=one, retry=retry))["error"] == "fenced"
     # What the next holder has published is not the one's before, though it looks the same.
     assert (await publish(peer, b"tick", number=1, epoch=two))["first"] == 2
     refused = await publish(peer, b"tick", number=1, epoch=one, retry=0)
