@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.client.base import Client, Row
     from headrace.client.conditions import (
+        Conditions,
+        above,
         any_of,
         at_least,
         at_most,
+        below,
         between,
         equals,
         exists,
@@ -80,7 +83,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "headrace.client.base": "Client Row",
     "headrace.client.conditions": (
-        "any_of at_least at_most between equals exists missing not_ one_of starts_with where"
+        "Conditions above any_of at_least at_most below between equals exists missing not_ one_of starts_with where"
     ),
     "headrace.client.connect": "connect connect_sync",
     "headrace.client.fyrehose.client": "FyrehoseClient",
@@ -114,6 +117,7 @@ __all__ = [
     "BatchStream",
     "Client",
     "ClosedError",
+    "Conditions",
     "ConfigError",
     "Consumer",
     "DamagedError",
@@ -165,9 +169,11 @@ __all__ = [
     "UsageError",
     "WireError",
     "__version__",
+    "above",
     "any_of",
     "at_least",
     "at_most",
+    "below",
     "between",
     "connect",
     "connect_sync",

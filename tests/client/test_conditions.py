@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace import (
+    above,
     any_of,
     at_least,
     at_most,
+    below,
     between,
     equals,
     exists,
@@ -129,3 +131,34 @@ def test_any_value_that_an_attribute_can_be_is_a_condition(value: str | float) -
     (predicate,) = where(x=value).values()
     assert parse_field(serialize_field(predicate)) == predicate
     assert where(x=not_(value)) == where(x=not_(headrace.equals(value))) == where(x=not_([value]))
+
+
+def test_alternatives_of_two_attributes_are_refused_instead_of_read_as_both() -> None:
+    with pytest.raises(UsageError, match="any_of"):
+        where(city=["Praha"]) | where(x=between(0, 10))
+    with pytest.raises(UsageError, match="subscribe twice"):
+        {} | where(x=5)  # type: ignore[operator]
+    conditions = where(city="Praha")
+    with pytest.raises(UsageError, match="&"):
+        conditions |= where(x=5)
+
+
+def test_conditions_on_different_attributes_are_joined() -> None:
+    assert where(city="Praha") & where(x=5) == where(city="Praha", x=5)
+    assert where(city="Praha") & {"unit price": at_most(5)} == where(
+        {"city": "Praha", "unit price": at_most(5)}
+    )
+    with pytest.raises(UsageError, match="'x' is given twice"):
+        where(x=5) & where(x=6)
+
+
+def test_a_number_above_or_below_leaves_out_the_number_itself() -> None:
+    low, high = above(5), below(5)
+    assert isinstance(low, wire.Between)
+    assert isinstance(high, wire.Between)
+    assert 5 < low.low < 5.000001
+    assert 4.999999 < high.high < 5
+    with pytest.raises(UsageError, match="no number is"):
+        above(sys.float_info.max)
+    with pytest.raises(UsageError, match="no number is"):
+        below(-sys.float_info.max)

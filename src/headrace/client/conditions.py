@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from headrace.errors import UsageError, WireError
 from headrace.wire.sdk.predicate import (
@@ -41,7 +41,29 @@ Condition: TypeAlias = Value | list[Value] | tuple[Value, ...] | set[Value] | fr
 """What an attribute must be: this text, this number, one of these, or a condition made by a function here."""
 
 
-def where(conditions: Mapping[str, Condition] | None = None, /, **named: Condition) -> dict[str, Predicate]:
+class Conditions(dict[str, Predicate]):
+    """Conditions by attribute, all of which must hold; ``a & b`` joins conditions on different attributes.
+
+    >>> where(city="Praha") & where(x=5)
+    {'city': Equals(value='Praha'), 'x': Between(low=5.0, high=5.0)}
+    """
+
+    __slots__ = ()
+
+    def __and__(self, other: Mapping[str, Condition]) -> Conditions:
+        return where(self, **where(other))
+
+    def _either(self, _other: object) -> NoReturn:
+        """Refuse ``a | b``: two dictionaries would be joined by it, which reads as "or" and means "and"."""
+        raise UsageError(
+            "conditions on different attributes cannot be alternatives: join them with `&`, subscribe twice"
+            " for either, or use any_of(…) for alternatives of one attribute"
+        )
+
+    __or__ = __ror__ = __ior__ = _either
+
+
+def where(conditions: Mapping[str, Condition] | None = None, /, **named: Condition) -> Conditions:
     """Make conditions by attribute; use a mapping for names that are not Python identifiers.
 
     >>> where(city="Praha", x=between(0, 10))
@@ -55,7 +77,9 @@ def where(conditions: Mapping[str, Condition] | None = None, /, **named: Conditi
     for name in named:
         if name in given:
             raise UsageError(f"where: {name!r} is given twice; an attribute has one condition")
-    return {_checked_name(name): _checked(name, condition) for name, condition in {**given, **named}.items()}
+    return Conditions(
+        {_checked_name(name): _checked(name, condition) for name, condition in {**given, **named}.items()}
+    )
 
 
 def equals(value: Value) -> Predicate:
@@ -80,6 +104,30 @@ def between(low: float, high: float) -> Predicate:
     if least > most:
         raise UsageError(f"between({low}, {high}): the first is above the second")
     return Between(least, most)
+
+
+def above(low: float) -> Predicate:
+    """The attribute is a number above ``low``.
+
+    >>> above(5)
+    Between(low=5.000000000000001, high=1.7976931348623157e+308)
+    """
+    number = _number(low, "above")
+    if number == _LARGEST:
+        raise UsageError(f"above({low}): no number is")
+    return Between(math.nextafter(number, math.inf), _LARGEST)
+
+
+def below(high: float) -> Predicate:
+    """The attribute is a number below ``high``.
+
+    >>> below(5)
+    Between(low=-1.7976931348623157e+308, high=4.999999999999999)
+    """
+    number = _number(high, "below")
+    if number == -_LARGEST:
+        raise UsageError(f"below({high}): no number is")
+    return Between(-_LARGEST, math.nextafter(number, -math.inf))
 
 
 def at_least(low: float) -> Predicate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import inf, nextafter
 from typing import Any
 
 import pytest
@@ -43,7 +44,12 @@ LARGEST = sys.float_info.max
         ("!city", "city", Exists(False)),
         ("unit price=a=b", "unit price", Equals("a=b")),
         ("größe=a\nb", "größe", Equals("a\nb")),
-        ("a|b", "a|b", Exists(True)),
+        ("x<5", "x", Between(-LARGEST, nextafter(5, -inf))),
+        ("x<=5", "x", Between(-LARGEST, 5)),
+        ("x>5", "x", Between(nextafter(5, inf), LARGEST)),
+        ("x>=-1.5", "x", Between(-1.5, LARGEST)),
+        ("x > 5", "x", Between(nextafter(5, inf), LARGEST)),
+        ("city = Praha", "city", Equals("Praha")),
     ],
 )
 def test_what_is_asked_for(text: str, name: str, predicate: Any) -> None:
@@ -58,6 +64,15 @@ def test_what_is_asked_for(text: str, name: str, predicate: Any) -> None:
         (["!"], "--where !: expected"),
         (["!!a"], "--where !!a: expected"),
         (["!a=5"], "--where !a=5: expected"),
+        (["a|b"], r"--where a\|b: expected"),
+        (["x==5"], "--where x==5: expected NAME=VALUE"),
+        (["x~5"], "--where x~5: expected"),
+        (["x=>5"], "--where x=>5: expected"),
+        (["x>five"], "--where x>five: five is no number"),
+        (["x>"], "--where x>: nothing is no number"),
+        (["x in (1, 2)"], "--where x in .*: expected"),
+        (["x>5 and y<3"], "--where x>5 and y<3: 5 and y<3 is no number|its own --where"),
+        (["city=Praha or x=5"], "give each condition its own --where"),
         (["a^b"], r"--where a\^b: expected"),
         (["x=1", "x=2"], "--where x=2: x is given twice"),
         (["x=10..0"], r"--where x=10..0: between\(10.0, 0.0\): the first is above"),

@@ -1,19 +1,23 @@
 """The syntax of attributes on a command line: ``NAME=VALUE``, and conditions on them, which ``docs/cli.md`` lists.
 
-A name ends at the first ``=``, ``^`` or ``!``. A value is a number if it looks like one, unless it is in double quotes;
+A name ends at the first ``=``, ``^``, ``!``, ``<``, ``>`` or ``~``. A value is a number if it
+looks like one, unless it is in double quotes;
 text with ``..`` in it needs double quotes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from headrace.client.conditions import (
     Condition,
+    Conditions,
+    above,
     at_least,
     at_most,
+    below,
     between,
     exists,
     missing,
@@ -27,7 +31,18 @@ from headrace.wire.sdk.predicate import Predicate
 _DECIMAL: Final = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _NUMBER: Final = re.compile(_DECIMAL, re.ASCII)
 _RANGE: Final = re.compile(rf"(?P<low>{_DECIMAL})?\.\.(?P<high>{_DECIMAL})?", re.ASCII)
-_CONDITION: Final = re.compile(r"(?P<name>[^=^!]+)(?P<sign>\^=|!=|=)(?P<value>.*)", re.DOTALL)
+_CONDITION: Final = re.compile(r"(?P<name>[^=^!<>~]+)(?P<sign>\^=|!=|<=|>=|=|<|>)(?P<value>.*)", re.DOTALL)
+_COMPARISONS: Final[Mapping[str, Callable[[float], Predicate]]] = {
+    "<": below,
+    "<=": at_most,
+    ">": above,
+    ">=": at_least,
+}
+_WORDS: Final = re.compile(r"\s(?:and|or|in|like|not|is)\s", re.IGNORECASE)
+_EXPECTED: Final = (
+    "NAME=VALUE, NAME=A|B, NAME=LOW..HIGH, NAME<NUMBER, NAME>=NUMBER, NAME!=VALUE, NAME^=PREFIX,"
+    " NAME or !NAME"
+)
 _PART: Final = re.compile(r'"[^"]*"|[^|"]*')
 
 
@@ -43,7 +58,7 @@ def parse_value(text: str) -> str | float:
     return text[1:-1] if quoted else text
 
 
-def parse_conditions(given: Sequence[str]) -> dict[str, Predicate]:
+def parse_conditions(given: Sequence[str]) -> Conditions:
     """Parse ``--where`` options, all of which must hold.
 
     >>> parse_conditions(["x=0..10", "city=Praha"])
@@ -62,22 +77,36 @@ def _condition(text: str) -> tuple[str, Condition]:
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
         name = text.removeprefix("!")
-        if not name or set(name) & set("=^!"):
-            raise UsageError(
-                f"--where {text}: expected NAME=VALUE, NAME=LOW..HIGH, NAME^=PREFIX, NAME or !NAME"
-            )
+        if not name or set(name) & set("=^!<>~|") or _WORDS.search(text):
+            raise UsageError(f"--where {text}: expected {_EXPECTED}")
         return name, exists() if name == text else missing()
-    name, sign, value = parsed["name"], parsed["sign"], parsed["value"]
+    # Blanks around the sign are for the eye, as in `x > 5`.
+    name, sign, value = parsed["name"].strip(), parsed["sign"], parsed["value"]
+    if parsed["name"] != name:
+        value = value.strip()
+    if value.startswith(("=", ">", "<")) or not name:
+        raise UsageError(f"--where {text}: expected {_EXPECTED}")
+    if _WORDS.search(value) and _CONDITION.search(value):
+        raise UsageError(f"--where {text}: give each condition its own --where; all of them must hold")
     try:
         match sign:
             case "^=":
                 return name, starts_with(value)
+            case "<" | "<=" | ">" | ">=":
+                return name, _compared(sign, value)
             case "!=":
                 return name, not_(_one_or_several(name + sign, value))
             case _:
                 return name, _range(value) or _one_or_several(name + sign, value)
     except UsageError as error:
         raise UsageError(f"--where {text}: {error}") from None
+
+
+def _compared(sign: str, text: str) -> Predicate:
+    number = parse_value(text)
+    if isinstance(number, str):
+        raise UsageError(f"{text or 'nothing'} is no number, and only numbers can be compared by {sign}")
+    return _COMPARISONS[sign](number)
 
 
 def _range(text: str) -> Predicate | None:

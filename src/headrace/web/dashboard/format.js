@@ -41,15 +41,21 @@ export function brief(microseconds) {
 export const plural = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
 
 // Attributes as people write them: city=Praha speed=61 street="Na Příkopě" zip="11000" (in quotes it is text).
+// A comma between two of them is welcome; one inside a value could be either, so the value has to be quoted.
 export function attributesOf(text) {
   const found = {};
-  for (const [part] of text.matchAll(/(?:[^\s"]|"[^"]*"?)+/g)) {
+  for (const [given] of text.matchAll(/(?:[^\s"]|"[^"]*"?)+/g)) {
+    const part = given.replace(/,$/, "");
+    if (!part) continue;
     const at = part.indexOf("=");
-    if (at < 1) throw new Error(`${part}: expected name=value`);
+    if (at < 1) throw new Error(`${part}: expected name=value, as in city=Praha x=5.5`);
+    const name = part.slice(0, at);
     const value = part.slice(at + 1);
+    if (value.includes(",") && !value.startsWith('"')) throw new Error(`${part}: put a blank between attributes, or quotes around the value: ${name}="${value}"`);
+    if (Object.hasOwn(found, name)) throw new Error(`${part}: ${name} is given twice`);
     if (value.startsWith('"') && !(value.length > 1 && value.endsWith('"'))) throw new Error(`${part}: the quote does not end`);
-    if (value.startsWith('"')) found[part.slice(0, at)] = value.slice(1, -1);
-    else found[part.slice(0, at)] = value !== "" && Number.isFinite(Number(value)) ? Number(value) : value;
+    if (value.startsWith('"')) found[name] = value.slice(1, -1);
+    else found[name] = value !== "" && Number.isFinite(Number(value)) ? Number(value) : value;
   }
   return found;
 }

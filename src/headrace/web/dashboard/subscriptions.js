@@ -12,11 +12,23 @@ function range(low, high) {
   return low <= -Number.MAX_VALUE ? `≤ ${high}` : `${low}\u2060…\u2060${high}`;
 }
 
+// The small language of `extra`, as words: {"not": {"in": ["a", 7]}} is `is not "a" or 7`.
+function extraWords(name, extra) {
+  const [[word, value]] = Object.entries(extra);
+  const list = (values) => values.map((each) => JSON.stringify(each)).join(" or ");
+  if (word === "in") return `${name} is ${list(value)}`;
+  if (word === "prefix") return `${name} begins with ${JSON.stringify(value)}`;
+  if (word === "exists") return value ? `${name} exists` : `${name} is missing`;
+  if (word === "any") return `(${value.map((each) => extraWords(name, each)).join(", or ")})`;
+  if (word === "not" && value.in) return `${name} is not ${list(value.in)}`;
+  return `not (${extraWords(name, value)})`;
+}
+
 function words(predicates) {
   return Object.entries(predicates).map(([name, field]) => {
-    if (field.use === 1) return `${name} = ${JSON.stringify(field.strval)}`;
-    if (field.use === 2) return `${name} ${range(field.low, field.high)}`;
-    return `${name} ${field.extra}`;
+    if (field.use === 1) return `${name} is ${JSON.stringify(field.strval)}`;
+    if (field.use === 2) return field.low === field.high ? `${name} is ${field.low}` : `${name} ${range(field.low, field.high)}`;
+    return extraWords(name, JSON.parse(field.extra));
   }).join(" and ");
 }
 
