@@ -22,7 +22,7 @@ from headrace.config.value_types import size as size_kind
 from headrace.errors import ConfigError, UsageError
 
 SECTIONS = (
-    "the sections are listen, log, services, fyrehose, auth, matching, dispatcher, pipeline, node, cluster,"
+    "the sections are listen, log, services, fyrehose, auth, access, matching, dispatcher, pipeline, node, cluster,"
     " limits"
 )
 DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -546,7 +546,7 @@ class TestRefusals:
             ("log.connections", "did you mean limits.connections?"),
             ("logs.fsync_intervall", "did you mean log.fsync_interval?"),
             ("auth.client." + CLIENT, "did you mean auth.clients?"),
-            ("auth.password", "auth has required, clients, preauth, origins, sha1"),
+            ("auth.password", "auth has required, insecure, clients, preauth, origins, sha1"),
             ("fyrehose", "fyrehose has allow, coalesce, subscriber_seconds, request_limit"),
             ("dispatcher.x.y.z", "dispatcher has connectors, peers, queue_bytes"),
             ("", SECTIONS),
@@ -665,6 +665,55 @@ class TestSecrets:
         assert "hunter2" not in refusal(path=toml('[cluster]\nkey = ["hunter2"]'))
 
 
+class TestPrincipals:
+    FILE = """
+    [access.gateway-7]
+    client_id = "0123456789ABCDEF01234567"
+    allow = ["publish fleet/7/**", "admin"]
+    addresses = ["10.0.7.0/24", "::1"]
+
+    [access.anonymous]
+    """
+
+    def test_each_has_a_name_and_settings_of_its_own(self, toml) -> None:
+        sets = ["access.gateway-7.deny=read fleet/secret/**,read fleet/*/key", "access.other.key=hunter2"]
+        settings = load(toml(self.FILE), environ={"HEADRACE_ACCESS__THIRD__ALLOW": "all"}, sets=sets)
+        gateway = settings.access["gateway-7"]
+        assert gateway.client_id == CLIENT
+        assert gateway.allow == ("publish fleet/7/**", "admin **")
+        assert gateway.deny == ("read fleet/secret/**", "read fleet/*/key")
+        assert [str(each) for each in gateway.addresses] == ["10.0.7.0/24", "::1/128"]
+        assert settings.access["third"].allow == ("all **",)
+        assert settings.access["other"].key.reveal() == "hunter2"
+        assert settings.source("access.gateway-7.deny") == "--set"
+
+    def test_one_without_settings_is_there_all_the_same(self, toml) -> None:
+        assert load(toml(self.FILE), environ={}).access["anonymous"].allow == ()
+
+    def test_are_plain_values_and_read_back(self, toml) -> None:
+        settings = load(toml(self.FILE), environ={}, sets=["access.gateway-7.key=hunter2"])
+        plain = json.loads(json.dumps(settings.as_dict(reveal=True)))
+        assert Settings().override(plain, source="a copy") == settings
+        assert "hunter2" not in repr(settings) + str(settings.as_dict())
+
+    @pytest.mark.parametrize(
+        "rule", ["publish", "fly **", "", "read", "read a\tb\x00", "read " + "a" * 257, "read " + "*/" * 17]
+    )
+    def test_a_rule_is_an_action_and_a_pattern(self, rule: str) -> None:
+        with pytest.raises(ConfigError, match=r"such as `publish fleet/\*\*`"):
+            Settings().override({"access.gw.allow": [rule]}, source="here")
+
+    @pytest.mark.parametrize("name", ["", "a b", "ü", CLIENT, "x" * 65])
+    def test_a_name_is_a_word_that_is_no_client_id(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=r"as in access\.NAME\.client_id"):
+            Settings().override({f"access.{name}.allow": "all"}, source="here")
+
+    def test_a_misspelt_setting_is_told(self) -> None:
+        assert refusal("access.gw.alow=all").endswith("did you mean access.gw.allow?")
+        assert "hunter2" not in refusal("access.gw.kee=hunter2")
+        assert "hunter2" not in refusal("access.gw=hunter2")
+
+
 class TestDescription:
     def test_the_source_of_a_value(self) -> None:
         settings = load(environ={"HEADRACE_LOG__SEGMENT_BYTES": "64MiB"}, sets=["cluster.peers=a,b:1"])
@@ -691,7 +740,7 @@ class TestDescription:
 
     def test_every_setting_has_a_sentence(self) -> None:
         rows = [line.strip("| ").split(" | ") for line in reference().splitlines() if line.startswith("| `")]
-        assert len(rows) == len(Settings().as_dict())
+        assert len(rows) == len(Settings().override({"access.one.allow": "all"}, source="here").as_dict())
         for row in rows:
             *_, doc = row
             assert doc[0].isupper() or doc[0] == "`", row

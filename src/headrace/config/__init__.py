@@ -14,11 +14,15 @@ Invariants:
 - Every value is checked, even one that a later source overrides. An unknown key or an invalid value raises
   :class:`~headrace.errors.ConfigError` with its key, value, source and a description of valid ones, and nothing else.
 - A :class:`Secret` appears in no ``repr``, description or error; only ``reveal`` gives it.
-- Lists are replaced whole; the tables ``auth.clients`` and ``pipeline.params`` are merged entry by entry.
+- Lists are replaced whole; the tables ``auth.clients`` and ``pipeline.params`` are merged entry by entry, and so are
+  the principals ``access.<name>``.
 """
 
 from headrace.config.sections import (
+    ACTIONS,
     DOORS,
+    EVERY_ACTION,
+    Access,
     Auth,
     Cluster,
     Engine,
@@ -36,7 +40,10 @@ from headrace.config.sources import load
 from headrace.config.value_types import Address, PeerAddress, Secret
 
 __all__ = [
+    "ACTIONS",
     "DOORS",
+    "EVERY_ACTION",
+    "Access",
     "Address",
     "Auth",
     "Cluster",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -19,11 +19,14 @@ from headrace.config.value_types import (
     PeerAddress,
     Secret,
     ValueType,
+    access_rule,
     address,
+    any_network,
     choice,
     client_id,
     count,
     flag,
+    hex_digits,
     hub_urls,
     list_of,
     network,
@@ -49,6 +52,12 @@ MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 ROLES = ("sequence", "fyrehose", "spp", "tube", "publisher", "matcher", "dispatcher", "connector")
 """The roles of a process: the hub that numbers messages, doors, and the parts of content routing."""
+
+ACTIONS = ("publish", "read", "service", "consume", "stage", "admin")
+"""What a principal may be allowed to do."""
+
+EVERY_ACTION = "all"
+"""The word for all of them in a rule."""
 
 T = TypeVar("T")
 Fsync = Literal["always", "interval", "never"]
@@ -167,6 +176,12 @@ class Auth:
     """Authentication."""
 
     required: bool = setting(flag(), False, "Whether clients must prove who they are.")
+    insecure: bool = setting(
+        flag(),
+        False,
+        "Whether doors may listen beyond this machine without authentication; `--insecure` sets it."
+        " The hub says so in every status.",
+    )
     clients: Mapping[str, Secret] = setting(
         table_of(secret("a client id of 24 hex digits and a key that is not empty", 1), client_id),
         lambda: MappingProxyType({}),
@@ -183,6 +198,37 @@ class Auth:
         "Origins of web pages that may use `listen.tube_ws`, besides those of its own address.",
     )
     sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, which old clients make, are accepted.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """A principal: how it proves who it is, and what it may do. `anonymous` is whoever proves nothing."""
+
+    client_id: str = setting(hex_digits(24), "", "Its client id at the `sdk`, `spp` and `tube` doors.")
+    key: Secret = setting(secret("text; empty for none", 0), Secret(""), "The key of its client id.")
+    key_file: Path | None = setting(
+        or_off(path()), None, "The file with that key, which nobody but its owner may read."
+    )
+    certificate: str = setting(
+        text(0, 255), "", "The subject name of its client certificate, at any door with TLS."
+    )
+    token_sha256: str = setting(hex_digits(64), "", "The SHA-256 of its bearer token, at the `http` door.")
+    addresses: tuple[IPv4Network | IPv6Network, ...] = setting(
+        list_of(any_network()),
+        (),
+        "Where it comes from, for doors whose protocol has no login: `fyrehose`, `publisher`, `dispatcher`, `router`"
+        " and `status`.",
+    )
+    allow: tuple[str, ...] = setting(
+        list_of(access_rule((*ACTIONS, EVERY_ACTION), ("admin", EVERY_ACTION))),
+        (),
+        "What it may do; without this, nothing.",
+    )
+    deny: tuple[str, ...] = setting(
+        list_of(access_rule((*ACTIONS, EVERY_ACTION), ("admin", EVERY_ACTION))),
+        (),
+        "What it may not do, though `allow` says so.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

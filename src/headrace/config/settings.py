@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.config.sections import (
+    Access,
     Auth,
     Cluster,
     Dispatcher,
@@ -24,8 +25,11 @@ from headrace.config.sections import (
     Pipeline,
     Services,
 )
-from headrace.config.value_types import MemberError, Secret, ValueType, plain
+from headrace.config.value_types import MemberError, Secret, ValueType, plain, principal_name
 from headrace.errors import ConfigError
+
+ANY_NAME = "<name>"
+"""Stands for the name in the key of a setting that several have, each its own."""
 
 
 class RawValue(NamedTuple):
@@ -47,6 +51,8 @@ class Settings:
     services: Services = field(default_factory=Services)
     fyrehose: Fyrehose = field(default_factory=Fyrehose)
     auth: Auth = field(default_factory=Auth)
+    access: Mapping[str, Access] = field(default_factory=lambda: MappingProxyType({}))
+    """Principals by name: of this section there may be several."""
     matching: Matching = field(default_factory=Matching)
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     pipeline: Pipeline = field(default_factory=Pipeline)
@@ -72,21 +78,45 @@ class Settings:
             for key, value in _read(one):
                 section, name, *entry = key.split(".", 2)
                 names = changed.setdefault(section, {})
+                if section in _NAMED:
+                    names[name] = replace(names.get(name) or self._named(section, name), **{entry[0]: value})
+                    sources[key] = one.source
+                    continue
                 if entry:
                     table = names.get(name, getattr(getattr(self, section), name))
                     value = MappingProxyType({**table, entry[0]: value})
                 names[name] = value
                 sources[key] = one.source
-        sections = {section: replace(getattr(self, section), **names) for section, names in changed.items()}
+        sections = {
+            section: MappingProxyType({**getattr(self, section), **names})
+            if section in _NAMED
+            else replace(getattr(self, section), **names)
+            for section, names in changed.items()
+        }
         return replace(self, **sections, _sources=MappingProxyType(sources))
 
     def as_dict(self, *, reveal: bool = False) -> dict[str, Any]:
         """Return plain values by dotted key, for JSON and :meth:`override`; secrets are masked by default."""
-        return {key: plain(self._get(key), reveal=reveal) for key in _SETTINGS}
+        return {key: plain(self._get(key), reveal=reveal) for key in self._keys()}
+
+    def _keys(self) -> Iterator[str]:
+        """Give the key of every setting; of those that several principals have, each one's own."""
+        for key in _SETTINGS:
+            section, _, name = key.partition(f".{ANY_NAME}.")
+            if name:
+                yield from (f"{section}.{owner}.{name}" for owner in getattr(self, section))
+            else:
+                yield key
 
     def _get(self, key: str) -> Any:
         section, _, name = key.partition(".")
+        if section in _NAMED:
+            owner, _, name = name.partition(".")
+            return getattr(self._named(section, owner), name)
         return getattr(getattr(self, section), name)
+
+    def _named(self, section: str, name: str) -> Any:
+        return getattr(self, section).get(name) or _SECTIONS[section]()
 
 
 def reference() -> str:
@@ -107,8 +137,8 @@ def find(key: str, source: str, spell: Callable[[str], str] = str) -> tuple[Valu
 
     ``spell`` writes a key as its source does, for the error about a key that does not exist.
     """
-    if key in _SETTINGS:
-        return _SETTINGS[key].type, ""
+    if (known := _general(key)) in _SETTINGS:
+        return _SETTINGS[known].type, ""
     for table, entry in _SETTINGS.items():
         if entry.type.entry is not None and key.startswith(f"{table}."):
             return entry.type, key.removeprefix(f"{table}.")
@@ -116,9 +146,27 @@ def find(key: str, source: str, spell: Callable[[str], str] = str) -> tuple[Valu
     raise ConfigError(spell(key), None, source=source, expected=expected)
 
 
+def _general(key: str) -> str:
+    """Return the key under which a setting is declared: the same for all names, where several have it."""
+    section, _, rest = key.partition(".")
+    name, dot, setting = rest.partition(".")
+    if section not in _NAMED or not dot:
+        return key
+    try:
+        _NAMED[section](name)
+    except ValueError:
+        return key
+    return f"{section}.{ANY_NAME}.{setting}"
+
+
 def _hint(key: str, spell: Callable[[str], str]) -> str:
     section, _, name = key.partition(".")
     own = [item.name for item in fields(_SECTIONS[section])] if section in _SECTIONS else []
+    if section in _NAMED:
+        owner, _, name = name.partition(".")
+        if _general(f"{section}.{owner}.x") == f"{section}.{owner}.x":
+            return f"as in {section}.NAME.{own[0]}, with a name of letters, digits, - and _"
+        section = f"{section}.{owner}"
     if close := get_close_matches(name.partition(".")[0], own, n=1):
         meant = f"{section}.{close[0]}"
     elif elsewhere := [
@@ -136,6 +184,15 @@ def _hint(key: str, spell: Callable[[str], str]) -> str:
 
 def _read(given: RawValue) -> Iterator[tuple[str, Any]]:
     """Read a value as its type; give a table's entries one by one."""
+    section, _, rest = given.key.partition(".")
+    if section in _NAMED and "." not in rest and isinstance(given.value, dict):
+        if rest and not given.value:
+            # It is there all the same: without rules it may do nothing.
+            find(f"{given.key}.allow", given.source)
+            yield f"{given.key}.allow", ()
+        for member in given.value:
+            yield from _read(RawValue(f"{given.key}.{member}", given.value[member], given.source))
+        return
     value_type, name = find(given.key, given.source)
     value = given.value
     if given.typed and isinstance(value, str):
@@ -169,12 +226,17 @@ def _entries() -> Iterator[tuple[str, _Entry]]:
         for item in fields(made):
             value_type, doc, shown = item.metadata["type"], item.metadata["doc"], item.metadata["shown"]
             yield (
-                f"{section}.{item.name}",
+                f"{section}.{ANY_NAME}.{item.name}" if section in _NAMED else f"{section}.{item.name}",
                 _Entry(value_type, doc, shown or value_type.show(getattr(defaults, item.name))),
             )
 
 
+_NAMED: dict[str, Callable[[str], str]] = {"access": principal_name}
+"""Sections of which there may be several, each with a name; and what reads the name."""
+
 _SECTIONS: dict[str, Any] = {
-    item.name: item.default_factory for item in fields(Settings) if item.name != "_sources"
+    item.name: Access if item.name == "access" else item.default_factory
+    for item in fields(Settings)
+    if item.name != "_sources"
 }
 _SETTINGS = dict(_entries())

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -29,6 +29,8 @@ _ADDRESS = re.compile(
 )
 
 _MAX_PARAMETER = 4096
+_MAX_RULE = 256
+_MAX_RULE_WILDCARDS = 16
 _MAX_HOST = 253
 """The longest name that DNS carries."""
 
@@ -223,6 +225,47 @@ def network() -> ValueType[IPv4Network]:
     )
 
 
+def any_network() -> ValueType[IPv4Network | IPv6Network]:
+    """Make the type of addresses and networks of either version."""
+    return ValueType(
+        "an address, or a network without host bits such as 10.0.0.0/8",
+        lambda value: ip_network(_of(str, value)),
+        literals=str,
+    )
+
+
+def access_rule(actions: Sequence[str], unnamed: Collection[str]) -> ValueType[str]:
+    """Make the type of rules: an action and the pattern of what it is done to, which ``unnamed`` ones may lack."""
+
+    def read(value: object) -> str:
+        action, _, pattern = " ".join(_of(str, value).split()).partition(" ")
+        if action not in actions or not (pattern or action in unnamed) or not pattern.isprintable():
+            raise ValueError(value)
+        pattern = pattern or "**"
+        # What it costs to match a pattern grows with its length and its wildcards.
+        _within(len(pattern), 1, _MAX_RULE)
+        _within(pattern.count("*") - pattern.count("**"), 0, _MAX_RULE_WILDCARDS)
+        return f"{action} {pattern}"
+
+    return ValueType(
+        f"an action and a topic pattern, such as `publish fleet/**`; the actions are {', '.join(actions)}",
+        read,
+        literals=str,
+    )
+
+
+def hex_digits(digits: int) -> ValueType[str]:
+    """Make the type of words of so many hex digits; the empty word is none."""
+
+    def read(value: object) -> str:
+        words = _of(str, value).lower()
+        if words and not re.fullmatch(f"[0-9a-f]{{{digits}}}", words):
+            raise ValueError(value)
+        return words
+
+    return ValueType(f"{digits} hex digits; empty for none", read, literals=str)
+
+
 def origin() -> ValueType[str]:
     """Make the type of web origins as browsers send them: scheme, host and perhaps a port."""
 
@@ -304,6 +347,13 @@ def parameter_value() -> ValueType[str]:
 def parameter_name(name: str) -> str:
     """Read the name of a job parameter: ``name``, or ``job.name`` for one job."""
     if not re.fullmatch(r"([a-z]+\.)?[a-z_]+", name):
+        raise ValueError(name)
+    return name
+
+
+def principal_name(name: str) -> str:
+    """Read the name of a principal, which must not look like a client id: those are names, too."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) or re.fullmatch("[0-9A-Fa-f]{24}", name):
         raise ValueError(name)
     return name
 
