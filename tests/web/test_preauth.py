@@ -86,6 +86,6 @@ async def test_without_a_connector_there_is_nothing_to_say(asking: Asking) -> No
 
 
 async def test_a_connector_on_every_address_is_named_by_the_one_that_was_asked(asking: Asking) -> None:
-    await asking.hub("listen.sdk=0.0.0.0:0")
+    await asking.hub("listen.sdk=0.0.0.0:0", "auth.insecure=true")
     _, answer = await asking.ask(client_id=ALICE.hex())
     assert answer["connector"] == "127.0.0.1:" + asking.server.doors["sdk"].rpartition(":")[2]

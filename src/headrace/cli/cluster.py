@@ -18,7 +18,14 @@ from headrace.cli.terminal.options import (
     hub_access,
     load_settings,
 )
-from headrace.cli.terminal.output import confirm, console, print_json, print_result, wants_json
+from headrace.cli.terminal.output import (
+    confirm,
+    console,
+    open_to_everyone,
+    print_json,
+    print_result,
+    wants_json,
+)
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +64,8 @@ def status(url: LinkUrl = None, client_id: ClientId = None, as_json: Json = Fals
         return
     out = console()
     out.print(_table(facts))
+    if exposed := found.get("insecure"):
+        out.print(f"[red]insecure: {open_to_everyone(exposed)}[/red]")
     if facts.get("problem"):
         out.print(f"[yellow]{escape(str(facts['problem']))}[/yellow]")
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from headrace.cli.pipeline.status import has_failed
 from headrace.cli.terminal.access import Credentials, remedy_for_refusal
 from headrace.cli.terminal.local_hubs import LocalHub, local_hubs
-from headrace.cli.terminal.output import counted, size
+from headrace.cli.terminal.output import counted, open_to_everyone, size
 from headrace.cli.terminal.running_hub import find_running_hub
 from headrace.config import DOORS, Address, Settings
 from headrace.errors import HeadraceError, RefusedError, UsageError
@@ -212,6 +212,9 @@ def _hub(status: dict[str, Any], elsewhere: LocalHub | None = None) -> Iterator[
         count = _total(status["counters"].get(name, 0))
         if count:
             yield Finding("hub", Verdict.WARNING, f"{name.replace('_', ' ')}: {count:,}", remedy)
+    if exposed := status.get("insecure"):
+        remedy = "set auth.required, or move the doors to 127.0.0.1 and take --insecure away"
+        yield Finding("hub", Verdict.WARNING, open_to_everyone(exposed), remedy)
     for what, problem in status.get("problems", {}).items():
         yield Finding("hub", Verdict.WARNING, f"{what}: {problem}", _REMEDIES.get(what, _LOOK))
     for name, consumer in status["consumers"].items():

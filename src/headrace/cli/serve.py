@@ -20,7 +20,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
-from headrace.cli.terminal.output import console, counted
+from headrace.cli.terminal.output import console, counted, open_to_everyone
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
 from headrace.errors import ConfigError
@@ -72,6 +72,13 @@ Peers = Annotated[
         help="The parcel doors of the cluster's nodes, the same list for each of them. Sets cluster.peers.",
     ),
 ]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Open doors beyond this machine without authentication, and say so in every status. Sets auth.insecure.",
+    ),
+]
 Format = Annotated[LogFormat, typer.Option("--log-format", help="Log format on stderr.")]
 Level = Annotated[LogLevel, typer.Option("--log-level", help="Minimum log level.")]
 
@@ -121,6 +128,7 @@ def serve(
     roles: Roles = None,
     cluster: ClusterName = None,
     peers: Peers = None,
+    insecure: Insecure = False,
     ready_file: ReadyFile = None,
     log_format: Format = LogFormat.TEXT,
     log_level: Level = LogLevel.INFO,
@@ -129,7 +137,8 @@ def serve(
     """Run the hub: its doors, its log, its http door. No JVM.
 
     Every door listens on 127.0.0.1 by default: listen.DOOR=HOST:PORT moves one, port 0 takes a free port, off keeps the
-    door shut. A port that is taken is an error that names the setting.
+    door shut. A port that is taken is an error that names the setting. A door that other machines reach needs
+    auth.required, or --insecure.
 
     SIGTERM and Ctrl-C drain: the hub stops accepting, writes out what it holds and exits with 0 within
     limits.drain_seconds. A second signal ends it at once; committed messages are safe either way.
@@ -140,6 +149,7 @@ def serve(
         "roles": ("node.roles", roles),
         "cluster": ("cluster.name", cluster),
         "peers": ("cluster.peers", peers),
+        "insecure": ("auth.insecure", insecure or None),
     }
     for option, (setting, value) in given.items():
         if value is not None:
@@ -310,6 +320,8 @@ def _naming(ready_file: Path) -> Iterator[None]:
 def _log_ready(server: Server) -> None:
     for door, (wanted, where) in server.moved.items():
         logger.warning("%s listens on %s: %s is taken", door, where, wanted)
+    if server.exposed:
+        logger.warning("insecure: %s", open_to_everyone(server.exposed))
     doors = ", ".join(f"{door} {address}" for door, address in server.doors.items())
     logger.info("ready: %s; log %s, head %d", doors, server.hub.log.uuid, server.hub.log.head)
 
@@ -323,6 +335,8 @@ def _show_banner(server: Server) -> None:
         out.print(f"  [dim]{name:<10}[/dim] {escape(value)}", soft_wrap=True)
     for door, (wanted, where) in server.moved.items():
         out.print(f"  [yellow]{door:<10}[/yellow] is on {where}: {wanted} is taken", soft_wrap=True)
+    if server.exposed:
+        out.print(f"  [red]{'insecure':<10}[/red] {open_to_everyone(server.exposed)}", soft_wrap=True)
     out.print("\n  [dim]Ctrl-C stops it.[/dim]\n")
 
 

@@ -25,6 +25,7 @@ from headrace.cli.terminal.output import (
     at_most,
     console,
     counted,
+    open_to_everyone,
     plain_table,
     print_json_line,
     size,
@@ -119,6 +120,8 @@ def _heading(status: dict[str, Any]) -> Text:
     line.append(f"   {kept} kept in {size(status['disk']['bytes'])}\n")
     connections = counted(status["connections"], "connection")
     line.append(f"{connections}, up {_span(status['uptime'])}, fsync {status['fsync']}\n", "dim")
+    if exposed := status.get("insecure"):
+        line.append(f"insecure: {open_to_everyone(exposed)}\n", "red")
     return line
 
 

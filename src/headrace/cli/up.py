@@ -22,7 +22,7 @@ from typing import Final
 import typer
 
 from headrace.cli.pipeline.run import Params, parse_params
-from headrace.cli.serve import Format, Level, ReadyFile
+from headrace.cli.serve import Format, Insecure, Level, ReadyFile
 from headrace.cli.terminal.exits import USAGE_ERROR, exit_with_code
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
@@ -48,6 +48,7 @@ def up(
     data: Data = None,
     sets: Sets = None,
     params: Params = None,
+    insecure: Insecure = False,
     ready_file: ReadyFile = None,
     log_format: Format = LogFormat.TEXT,
     log_level: Level = LogLevel.INFO,
@@ -65,6 +66,8 @@ def up(
 
     given = {f"pipeline.params.{name}": value for name, value in parse_params(params or ()).items()}
     settings = load_settings(config, data, sets).override(given, source="--param")
+    if insecure:
+        settings = settings.override({"auth.insecure": True}, source="--insecure")
     log_to_stderr(log_format, log_level)
     if settings.pipeline.params:
         # In a process of its own: it takes all of Spark's Python to know the jobs' parameters.

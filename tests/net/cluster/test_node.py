@@ -362,7 +362,10 @@ async def test_a_nodes_log_is_not_for_a_lone_hub(make: Make) -> None:
 async def test_a_node_finds_itself_in_the_list_whatever_it_is_called_there(start: Start, listen: str) -> None:
     port = lasting_port()
     server = await start(
-        "node.name=a", f"listen.parcel={listen}:{port}", f"cluster.peers=localhost:{port},{LOOPBACK}:1"
+        "node.name=a",
+        f"listen.parcel={listen}:{port}",
+        "cluster.key=secret",
+        f"cluster.peers=localhost:{port},{LOOPBACK}:1",
     )
     facts = server.status()["cluster"]
     assert [(node["name"], node["host"]) for node in facts["nodes"]] == [  # type: ignore[index]

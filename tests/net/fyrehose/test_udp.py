@@ -203,7 +203,9 @@ class TestKeepalive:
         assert refused(server, "unexpected") == 0
 
     async def test_nor_is_any_address_of_a_door_that_listens_on_all(self, start: Start, bind: Bind) -> None:
-        server = await start("listen.fyrehose=0.0.0.0:0", 'fyrehose.allow=["0.0.0.0/0"]')
+        server = await start(
+            "listen.fyrehose=0.0.0.0:0", 'fyrehose.allow=["0.0.0.0/0"]', "auth.insecure=true"
+        )
         port = address_of(server)[1]
         with UdpPeer(server) as peer:
             peer._hub = (LOOPBACK, port)

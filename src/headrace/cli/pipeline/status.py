@@ -12,7 +12,7 @@ from headrace.cli.pipeline.run import Servers, default_servers
 from headrace.cli.terminal.access import HubAccess
 from headrace.cli.terminal.exits import FAILED, JOB_FAILED
 from headrace.cli.terminal.options import ClientId, Json, find_credentials
-from headrace.cli.terminal.output import print_json, wants_json
+from headrace.cli.terminal.output import console, open_to_everyone, print_json, wants_json
 
 EXAMPLES: Final = (
     ("For people:", "headrace pipeline status"),
@@ -33,7 +33,8 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
     """
     where = (servers or default_servers()).removeprefix("tube://")
     hub = HubAccess(f"tube://{where}", find_credentials(client_id))
-    facts = hub.ask("headrace pipeline", lambda link: link.status()).get("pipeline")
+    found = hub.ask("headrace pipeline", lambda link: link.status())
+    facts = found.get("pipeline")
     if facts is None:
         facts = {"state": "none", "jobs": {}}
     elif facts["age"] > STALE_SECONDS and facts["state"] not in ("stopped", "failed"):
@@ -42,6 +43,8 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
         print_json(facts)
     else:
         _show(facts)
+        if exposed := found.get("insecure"):
+            console().print(f"[red]insecure: {open_to_everyone(exposed)}[/red]")
     if facts["state"] in ("none", "silent"):
         raise typer.Exit(FAILED)
     if facts["state"] == "failed" or any(map(has_failed, facts["jobs"].values())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -137,6 +137,16 @@ def counted(number: int, what: str) -> str:
     ('1 message', '12,000 messages')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def open_to_everyone(doors: Sequence[str]) -> str:
+    """Warn of doors that strangers reach and that ask nobody who they are.
+
+    >>> open_to_everyone(["fyrehose", "http"])
+    'everyone who reaches fyrehose and http may do everything there (--insecure)'
+    """
+    named = " and ".join(filter(None, [", ".join(doors[:-1]), doors[-1]]))
+    return f"everyone who reaches {named} may do everything there (--insecure)"
 
 
 def sparkline(values: Iterable[float]) -> str:

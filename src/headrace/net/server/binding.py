@@ -8,6 +8,7 @@ import socket
 
 from headrace.config import Address, Settings
 from headrace.errors import ConfigError
+from headrace.hub.access.exposure import is_loopback, missing_guard
 
 _TRIES = 50
 """Tries to find a port that is free for both TCP and UDP."""
@@ -23,6 +24,14 @@ class DoorBinder:
         """The address of each door, by name."""
         self.moved: dict[str, tuple[str, str]] = {}
         """Doors whose address was taken: the wanted and the actual address."""
+        self._bound: list[socket.socket] = []
+        self.exposed: list[str] = []
+        """Doors that strangers can reach and that ask nobody who they are: ``auth.insecure`` allows them."""
+
+    def close(self) -> None:
+        """Close the sockets of a hub that does not start after all, also those that no door has taken over."""
+        for sock in self._bound:
+            sock.close()
 
     def stream(self, door: str, wanted: Address) -> socket.socket:
         """Bind a TCP door."""
@@ -47,7 +56,7 @@ class DoorBinder:
                     raise self._cannot_listen(door, chosen, error) from error
                 address = Address(address.host, 0)
             else:
-                self._opened(door, wanted, tcp)
+                self._opened(door, wanted, tcp, udp)
                 return tcp, udp
         raise self._cannot_listen(
             door, wanted, OSError(errno.EADDRINUSE, "no port is free for TCP and UDP both")
@@ -61,12 +70,24 @@ class DoorBinder:
                 raise self._cannot_listen(door, address, error) from error
         return self._bind(door, Address(address.host, 0))
 
-    def _opened(self, door: str, wanted: Address, sock: socket.socket) -> None:
+    def _opened(self, door: str, wanted: Address, sock: socket.socket, *others: socket.socket) -> None:
+        self._bound += [sock, *others]
         host, port = sock.getsockname()[:2]
         where = Address(host, port)
+        if not is_loopback(host) and (missing := missing_guard(door, self._settings)) is not None:
+            if not self._settings.auth.insecure:
+                raise self._unguarded(door, where, missing)
+            self.exposed.append(door)
         self.doors[door] = str(where)
         if wanted.port not in (0, port):
             self.moved[door] = (str(wanted), str(where))
+
+    def _unguarded(self, door: str, where: Address, missing: str) -> ConfigError:
+        key = f"listen.{door}"
+        expected = (
+            f"{missing}; or an address of this machine alone, such as 127.0.0.1; --insecure goes on as it is"
+        )
+        return ConfigError(key, str(where), source=self._settings.source(key), expected=expected)
 
     def _cannot_listen(self, door: str, address: Address, error: OSError) -> ConfigError:
         if error.errno == errno.EADDRINUSE:

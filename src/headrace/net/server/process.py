@@ -80,6 +80,7 @@ class Server:
         self.settings = settings
         self.binder = DoorBinder(settings, take_free_ports=take_free_ports)
         self.doors, self.moved = self.binder.doors, self.binder.moved
+        self.exposed = self.binder.exposed
         self.started = time()
         self.ready = False
         self.hub: Hub
@@ -146,8 +147,7 @@ class Server:
             await self._close_doors(0)
             if self._upstream is not None:
                 await self._upstream.close()
-            if self._parcel is not None:
-                self._parcel.close()
+            self.binder.close()
             log.close()
             self.readers.shutdown()
             self._disk.shutdown()

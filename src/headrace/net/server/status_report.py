@@ -43,6 +43,7 @@ def facts_of(server: Server) -> dict[str, object]:
         "cluster": server.cluster,
         "problems": server.problems,
         "doors": server.doors,
+        "insecure": server.exposed,
         "counters": hub.counters.as_dict(),
         "uptime": round(time() - server.started, 3),
         "fsync": log.fsync,

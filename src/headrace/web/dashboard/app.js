@@ -1,6 +1,6 @@
 // Pages by the address's fragment: #/stream?topic=orders/*. A page is { title, open(main, query) -> close() }.
 import { fill, h, notice, show } from "./dom.js";
-import { begin } from "./store.js";
+import { begin, listen } from "./store.js";
 import cluster from "./cluster.js";
 import overview from "./overview.js";
 import pipeline from "./pipeline.js";
@@ -65,6 +65,11 @@ begin(({ state, problem }) => {
   connection.dataset.state = state;
   connection.textContent = { live: "live", lost: "reconnecting", waiting: "connecting" }[state];
   show(lost, state === "lost" ? notice(`${problem} This page tries again by itself; what it shows is from before.`, "bad") : null);
+});
+const insecure = document.getElementById("insecure");
+listen(({ status }) => {
+  const doors = status.insecure || [];
+  show(insecure, doors.length ? notice(`Insecure: everyone who reaches ${doors.join(", ")} may do everything there.`, "bad") : null);
 });
 window.addEventListener("hashchange", route);
 window.addEventListener("error", (event) => main.prepend(notice(`The page has failed: ${event.message}`, "bad")));

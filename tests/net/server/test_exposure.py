@@ -1,0 +1,63 @@
+"""No door is open to a network by accident."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.net.conftest import Start
+from tests.net.raw import running_hub
+
+from headrace.cli import doctor_checks, top
+from headrace.config import DOORS
+from headrace.errors import ConfigError
+
+
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "http"])
+async def test_a_door_on_every_address_is_refused_with_how_to_go_on(start: Start, door: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        await start(f"listen.{door}=0.0.0.0:0")
+    told = str(refused.value)
+    assert told.startswith(f"listen.{door} = '0.0.0.0:")
+    for way in ("auth.required=true", "headrace keys new", "127.0.0.1", "--insecure"):
+        assert way in told
+
+
+async def test_a_refused_door_is_shut(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with pytest.raises(ConfigError):
+            async with running_hub(tmp_path, f"listen.fyrehose=0.0.0.0:{port}"):
+                pass
+        with socket.socket(socket.AF_INET, kind) as free:
+            free.bind(("0.0.0.0", port))
+
+
+async def test_with_authentication_it_opens_and_nothing_is_said(start: Start) -> None:
+    server = await start("listen.spp=0.0.0.0:0", "auth.required=true")
+    assert server.status()["insecure"] == []
+
+
+async def test_insecure_goes_on_and_every_status_says_so(start: Start) -> None:
+    server = await start("listen.spp=0.0.0.0:0", "listen.tube_tcp=0.0.0.0:0", "auth.insecure=true")
+    status = server.status()
+    assert status["insecure"] == ["spp", "tube_tcp"]
+    warning = "everyone who reaches spp and tube_tcp may do everything there"
+    told = [finding for finding in doctor_checks._hub(status) if warning in finding.found]
+    assert [finding.verdict for finding in told] == [doctor_checks.Verdict.WARNING]
+    rates = dict.fromkeys(("refused", "repaired", "skipped", "conflated"), 0.0)
+    second = top.HubSecond(status, {"received": {}, "delivered": {}, **rates})
+    out = StringIO()
+    Console(file=out, width=160).print(top.draw(second, {"in": deque([0.0]), "out": deque([0.0])}))
+    assert f"insecure: {warning}" in out.getvalue()
+
+
+async def test_insecure_says_nothing_of_doors_that_only_this_machine_reaches(start: Start) -> None:
+    server = await start("auth.insecure=true")
+    assert server.status()["insecure"] == []
