@@ -12,7 +12,7 @@ from tests.net.conftest import Dial, Start
 from tests.net.linkpeer import LinkPeer, link_peer, rows
 from tests.net.raw import until
 
-from headrace.hub.filters import MAX_SEARCHED, MAX_WILDCARDS
+from headrace.hub.topic_test import MAX_SEARCHED, MAX_WILDCARDS
 from headrace.net.server.process import Server
 
 HELD_UP_SECONDS = 0.5

@@ -9,9 +9,10 @@ from __future__ import annotations
 from concurrent.futures import Executor
 
 from headrace.errors import RefusedError, TrimmedError
-from headrace.hub.filters import Filter, check_topic_pattern
+from headrace.hub.filters import Filter
 from headrace.hub.routing.subscriptions import Subscriptions, tables
 from headrace.hub.sequence import Hub
+from headrace.hub.topic_test import check_topic_pattern
 from headrace.log import Log
 from headrace.log.files import translating
 from headrace.log.snapshot import Snapshot, serialize
