@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -10,16 +13,22 @@ from hypothesis import strategies as st
 
 from headrace.cluster.durable_state import (
     MAX_NODES,
+    STATE_FILE,
     DurableState,
     StoredState,
+    is_intact,
     load,
+    open_log,
     parse_testimony,
+    remember,
     save,
     serialize_testimony,
 )
 from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError, StorageError
+from headrace.log import Log
 from headrace.log.checksum import crc32c
+from headrace.message import Batch, Run
 
 STATE = DurableState(9, 7, 1234, True, (7, 17, 27), {7: 2, 17: 1}, History([(1, 1), (7, 1001)]))
 
@@ -127,3 +136,117 @@ class TestFile:
         ) as refused:
             load(path)
         assert not isinstance(refused.value, DamagedError)
+
+
+Mode = Literal["always", "interval", "never"]
+MODES: list[Mode] = ["always", "interval", "never"]
+
+
+class TestIntact:
+    """Whether a node lost nothing follows from how its log was written, not from what is configured now."""
+
+    def written(self, directory: Path, fsync: Mode, count: int = 3) -> None:
+        """Write operations as a node does whose ``log.fsync`` is this one."""
+        log, stored = open_log(directory, fsync=fsync, segment_bytes=1 << 20)
+        remember(log, STATE if stored is None else stored.state)
+        for _ in range(count):
+            following = log.tail + 1
+            log.append([Batch(Run.of([b"acknowledged"]), first=following, time=following, origin="tube")])
+        log.close()
+
+    def power_fails(self, directory: Path, lost: int = 10) -> None:
+        """Lose the end of the log, and boot again."""
+        tail = max(directory.glob("*.open"))
+        os.truncate(tail, tail.stat().st_size - lost)
+        stored = load(directory / STATE_FILE)
+        assert stored is not None
+        save(directory / STATE_FILE, replace(stored, boot="an earlier boot"))
+
+    def intact(self, directory: Path, fsync: Mode) -> bool:
+        log, stored = open_log(directory, fsync=fsync, segment_bytes=1 << 20)
+        log.close()
+        return is_intact(log, stored)
+
+    @pytest.mark.parametrize("written", ["interval", "never"])
+    @pytest.mark.parametrize("now", MODES)
+    def test_a_log_written_with_less_is_not_made_whole_by_another_setting(
+        self, tmp_path: Path, written: Mode, now: Mode
+    ) -> None:
+        self.written(tmp_path, written)
+        self.power_fails(tmp_path)
+        assert not self.intact(tmp_path, now)
+
+    @pytest.mark.parametrize("now", MODES)
+    def test_one_that_was_synced_before_it_counted_stays_whole_whatever_is_set_now(
+        self, tmp_path: Path, now: Mode
+    ) -> None:
+        self.written(tmp_path, "always")
+        self.power_fails(tmp_path, lost=0)
+        assert self.intact(tmp_path, now)
+
+    @pytest.mark.parametrize("weaker", ["interval", "never"])
+    def test_a_setting_that_is_lowered_counts_from_the_first_append_on(
+        self, tmp_path: Path, weaker: Mode
+    ) -> None:
+        self.written(tmp_path, "always")
+        self.written(tmp_path, weaker)
+        self.power_fails(tmp_path)
+        assert not self.intact(tmp_path, "always")
+
+    @pytest.mark.parametrize("weaker", ["interval", "never"])
+    def test_a_setting_that_is_raised_counts_once_everything_is_on_the_disk(
+        self, tmp_path: Path, weaker: Mode, synced: Callable[[], set[str]]
+    ) -> None:
+        self.written(tmp_path, weaker)
+        log, _ = open_log(tmp_path, fsync=weaker, segment_bytes=1 << 20)
+        log.rotate()
+        assert log.seal_next() is not None
+        log.append([Batch(Run.of([b"after"]), first=4, time=4, origin="tube")])
+        log.close()
+        synced().clear()
+        log, stored = open_log(tmp_path, fsync="always", segment_bytes=1 << 20)
+        assert is_intact(log, stored)
+        kept = {each.name for each in tmp_path.iterdir() if each.suffix in {".open", ".arrow", ".index"}}
+        assert len(kept) == 3
+        if weaker == "never":
+            assert synced() >= kept
+        remember(log, STATE)
+        log.close()
+        self.power_fails(tmp_path, lost=0)
+        assert self.intact(tmp_path, "always")
+
+    @pytest.fixture
+    def synced(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
+        """Names of the files that were synced."""
+        names: set[str] = set()
+
+        def noting(sync: Callable[[int], None]) -> Callable[[int], None]:
+            def note(fd: int) -> None:
+                names.add(Path(f"/proc/self/fd/{fd}").readlink().name)
+                sync(fd)
+
+            return note
+
+        monkeypatch.setattr(os, "fsync", noting(os.fsync))
+        monkeypatch.setattr(os, "fdatasync", noting(os.fdatasync))
+        return lambda: names
+
+    def test_a_state_that_does_not_tell_was_written_with_the_least(self, tmp_path: Path) -> None:
+        self.written(tmp_path, "always")
+        path = tmp_path / STATE_FILE
+        body = msgspec.msgpack.decode(path.read_bytes()[12:])
+        del body["fsync"]
+        encoded = msgspec.msgpack.encode(body)
+        path.write_bytes(path.read_bytes()[:8] + crc32c(encoded).to_bytes(4, "little") + encoded)
+        stored = load(path)
+        assert stored is not None
+        assert stored.fsync == "never"
+        assert self.intact(tmp_path, "always")
+        self.power_fails(tmp_path, lost=0)
+        assert not self.intact(tmp_path, "always")
+
+    def test_a_log_of_another_uuid_is_not(self, tmp_path: Path) -> None:
+        self.written(tmp_path, "always")
+        log = Log.open(tmp_path / "another")
+        assert not is_intact(log, load(tmp_path / STATE_FILE))
+        log.close()

@@ -6,6 +6,7 @@ only with the disk, so a node without it is new, or was emptied.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError
 from headrace.log import Log
 from headrace.log.checksum import crc32c
-from headrace.log.files import check_version, sync_directory, translating, write_whole
+from headrace.log.files import Descriptor, check_version, sync_directory, translating, write_whole
 from headrace.log.store import Fsync
 
 MAX_NODES: Final = 64
@@ -70,6 +71,8 @@ class StoredState:
     """Id of the machine's boot during which it was written."""
     log: str
     """Uuid of the log."""
+    fsync: Fsync = "never"
+    """How the log has been written since: what counts after a power failure, whatever is configured by then."""
 
 
 class Testimony(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -117,6 +120,7 @@ def save(path: Path, stored: StoredState) -> None:
         tuple((span.view, span.first) for span in state.history.spans),
         stored.boot,
         stored.log,
+        stored.fsync,
     )
     body = _ENCODER.encode(file)
     with translating(path):
@@ -144,6 +148,9 @@ def load(path: Path) -> StoredState | None:
 def open_log(directory: Path, *, fsync: Fsync, segment_bytes: int) -> tuple[Log, StoredState | None]:
     """Open a node's log, of which only what is known to be committed is shown, and read its state."""
     stored = load(directory / STATE_FILE) if directory.exists() else None
+    if stored is not None and stored.fsync == "never" and fsync != "never":
+        # Opening the log syncs its tails. What was sealed meanwhile has never been synced at all.
+        _sync_files(directory)
     committed = None if stored is None else stored.state.commit
     return Log.open(directory, fsync=fsync, segment_bytes=segment_bytes, committed=committed), stored
 
@@ -152,12 +159,17 @@ def is_intact(log: Log, stored: StoredState | None) -> bool:
     """Whether everything this node may have vouched for is still there; when in doubt, it is not."""
     if stored is None or stored.log != str(log.uuid):
         return False
-    return log.fsync == "always" or stored.boot == _boot()
+    return stored.fsync == "always" or stored.boot == _boot()
+
+
+def is_current(log: Log, stored: StoredState) -> bool:
+    """Whether a state tells how the log is written from now on; if not, it is saved before the first append."""
+    return (stored.fsync, stored.boot) == (log.fsync, _boot())
 
 
 def remember(log: Log, state: DurableState) -> StoredState:
-    """Save the state beside the log it belongs to."""
-    stored = StoredState(state, _boot(), str(log.uuid))
+    """Save the state beside the log it belongs to, all of which is on the disk unless ``fsync`` is ``never``."""
+    stored = StoredState(state, _boot(), str(log.uuid), log.fsync)
     save(log.directory / STATE_FILE, stored)
     return stored
 
@@ -168,6 +180,16 @@ def _boot() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return uuid4().hex
+
+
+def _sync_files(directory: Path) -> None:
+    """Put every file of a log on the disk."""
+    with translating(directory):
+        for path in directory.iterdir():
+            if path.is_file():
+                descriptor = Descriptor(path, os.O_RDONLY)
+                os.fsync(descriptor.fd)
+        sync_directory(directory)
 
 
 class _File(msgspec.Struct):
@@ -182,6 +204,8 @@ class _File(msgspec.Struct):
     spans: _Spans
     boot: str
     log: str
+    fsync: Fsync = "never"
+    """A state that does not tell is of an earlier release: the least is assumed."""
 
     def stored(self) -> StoredState:
         state = DurableState(
@@ -193,7 +217,7 @@ class _File(msgspec.Struct):
             self.incarnations,
             History(self.spans),
         )
-        return StoredState(state, self.boot, self.log)
+        return StoredState(state, self.boot, self.log, self.fsync)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -13,7 +13,14 @@ from uuid import uuid4
 import pytest
 from tests.net.cluster.test_node import until
 
-from headrace.cluster.durable_state import DurableState, StoredState, remember, serialize_testimony
+from headrace.cluster.durable_state import (
+    STATE_FILE,
+    DurableState,
+    StoredState,
+    load,
+    remember,
+    serialize_testimony,
+)
 from headrace.cluster.effects import Status
 from headrace.cluster.history import History
 from headrace.errors import StorageError
@@ -28,7 +35,7 @@ from headrace.log.replication_frames import pack
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import replica_driver
 from headrace.net.cluster.replica_driver import ReplicaDriver
-from headrace.wire.parcel.body import GetState, NewState, Prepare, PrepareOk, Replication, StartView
+from headrace.wire.parcel.body import GetState, NewState, Prepare, PrepareOk, Recovery, Replication, StartView
 
 NODES = (10, 20, 30)
 """View 1 has primary 20, view 2 has 30, view 3 has 10."""
@@ -81,7 +88,7 @@ class Slow(Executor):
 class Node:
     """One of three, as it is when it starts again."""
 
-    def __init__(self, me: int, log: Log, state: DurableState) -> None:
+    def __init__(self, me: int, log: Log, state: DurableState, **kept_as: Any) -> None:
         self.log = log
         publishers = PublisherNumbers()
         self.hub = Hub(log, me, max_uncommitted=1 << 20, state=HubState(publishers))
@@ -91,7 +98,7 @@ class Node:
         now = asyncio.get_running_loop().time()
         passing = PrimaryClient(self.hub, intake, patience=5, name=lambda: "name", now=now)
         self.hub.sequencer = passing
-        kept: StoredState = remember(log, state)
+        kept: StoredState = replace(remember(log, state), **kept_as)
         self.driver = ReplicaDriver(me, 3, self.hub, kept, self.around, passing, self.disk)
         self.driver.start(lambda _: None)
 
@@ -115,9 +122,9 @@ def log(tmp_path: Path) -> Iterator[Log]:
 async def start(log: Log) -> Any:
     nodes: list[Node] = []
 
-    def begin(me: int, **state: Any) -> Node:
+    def begin(me: int, *, kept_as: dict[str, Any] | None = None, **state: Any) -> Node:
         known = {"view": 1, "last_normal": 1, "voter": True, "nodes": NODES, "history": History([(1, 1)])}
-        nodes.append(Node(me, log, DurableState(**{**known, **state})))
+        nodes.append(Node(me, log, DurableState(**{**known, **state}), **(kept_as or {})))
         return nodes[-1]
 
     yield begin
@@ -244,6 +251,30 @@ async def test_a_log_of_another_history_is_told_by_the_message_after_which_it_pa
     node.hears(30, StartView(5, 8, 8), serialize_testimony(DurableState(voter=True, nodes=NODES), other))
     assert "this node has committed what the cluster has not" in node.around.given_up[0]
     assert "the two part after message 1" in node.around.given_up[0]
+
+
+@pytest.mark.parametrize("written", ["interval", "never"])
+async def test_a_log_that_was_written_with_less_does_not_vote_after_a_power_failure(
+    log: Log, start: Begin, written: str
+) -> None:
+    """What is set now, ``always``, says nothing about what was lost: the node may have vouched for more."""
+    log.append([batch(1, b"all that is left")])
+    node = start(10, kept_as={"fsync": written, "boot": "an earlier one"})
+    node.hears(30, StartView(2, 0, 0), serialize_testimony(DurableState(voter=True, nodes=NODES), History()))
+    assert node.driver.replica is not None
+    assert node.driver.replica.state.status is Status.RECOVERING
+    assert {type(body) for body in node.around.posted} == {Recovery}
+
+
+async def test_a_log_that_was_synced_votes_and_tells_how_it_is_written_from_now_on(
+    log: Log, start: Begin
+) -> None:
+    node = start(10, kept_as={"boot": "an earlier one"})
+    assert node.driver.replica is not None
+    assert node.driver.replica.state.status is Status.NORMAL
+    stored = load(log.directory / STATE_FILE)
+    assert stored is not None
+    assert (stored.fsync, stored.boot) == ("always", remember(log, stored.state).boot)
 
 
 def payloads(log: Log) -> list[bytes]:

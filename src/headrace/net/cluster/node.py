@@ -144,7 +144,7 @@ class ClusterNode(ParcelHost):
             raise UsageError("there is no snapshot to begin after")
         install(directory, snapshot, self._hub.log.last_time)
         state = replace(stored.state, commit=snapshot.op)
-        states.save(directory / states.STATE_FILE, StoredState(state, stored.boot, str(snapshot.uuid)))
+        states.save(directory / states.STATE_FILE, replace(stored, state=state, log=str(snapshot.uuid)))
         logger.info("the log begins anew after message %d", snapshot.seq)
 
     @property

@@ -24,7 +24,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from headrace.cluster.durable_state import DurableState, StoredState, is_intact, remember
+from headrace.cluster.durable_state import DurableState, StoredState, is_current, is_intact, remember
 from headrace.cluster.effects import (
     Advance,
     Append,
@@ -163,13 +163,18 @@ class ReplicaDriver:
     def _begin(self) -> None:
         """Begin, or begin anew after trouble, from what is on the disk."""
         log, stored = self._hub.log, self.stored
+        intact = is_intact(log, stored)
+        if intact and stored is not None and not is_current(log, stored):
+            # Before anything is appended: after a crash it counts how the log was written, not what is set then. A node
+            # that is not intact saves its state in any case, when it begins to recover.
+            self._save(stored.state)
         self.replica = Replica(
             self._me,
             self._size,
             stored=None if stored is None else stored.state,
             commit=log.head_op,
             tail=log.tail_op,
-            intact=is_intact(log, stored),
+            intact=intact,
             synced_only=log.fsync == "always",
             random=self._random,
         )
