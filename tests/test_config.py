@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, UsageError
 
 SECTIONS = (
     "the sections are listen, log, services, fyrehose, auth, access, matching, dispatcher, pipeline, node, cluster,"
-    " limits"
+    " tls, limits"
 )
 DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
 CLIENT = "0123456789abcdef01234567"

@@ -27,8 +27,14 @@ SCHEMES: Final = {
     "publisher": "publisher",
     "tube": "tube_tcp",
     "ws": "tube_ws",
+    "fyrehose+tls": "fyrehose",
+    "spp+tls": "spp",
+    "sdk+tls": "sdk",
+    "publisher+tls": "publisher",
+    "tube+tls": "tube_tcp",
+    "wss": "tube_ws",
 }
-"""The door of each URL scheme that clients speak."""
+"""The door of each URL scheme that clients speak; of a door's schemes the plain one comes first."""
 
 NOT_A_MESSAGE: Final = "log"
 """What log entries have for an origin. They keep the hub's own state (a service created, a cursor moved), stand after a

@@ -329,7 +329,12 @@ class Node:
         path(), Path("headrace-data"), "The directory of its log and state; `--data` sets it."
     )
     upstream: tuple[str, ...] = setting(
-        hub_urls({scheme: PORTS[SCHEMES[scheme]] for scheme in ("tube", "fyrehose", "fyrehose+udp")}),
+        hub_urls(
+            {
+                scheme: PORTS[SCHEMES[scheme]]
+                for scheme in ("tube", "fyrehose", "fyrehose+udp", "tube+tls", "fyrehose+tls")
+            }
+        ),
         (),
         "The hub that numbers messages for this one, which is then a frontend; `--upstream` sets it.",
     )
@@ -374,9 +379,37 @@ class Cluster:
     publish_seconds: float = setting(
         seconds(0), 10.0, "How long publishers wait for a primary before they are refused."
     )
-    tls_cert: Path | None = setting(or_off(path()), None, "This node's certificate, for TLS between nodes.")
+    tls_cert: Path | None = setting(
+        or_off(path()), None, "This node's certificate, for TLS between nodes, if it is not `tls.cert`."
+    )
     tls_key: Path | None = setting(or_off(path()), None, "The certificate's key.")
     tls_ca: Path | None = setting(or_off(path()), None, "The authority that signed the nodes' certificates.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """TLS at the doors, and toward other hubs. Renewed files are taken without a restart."""
+
+    cert: Path | None = setting(
+        or_off(path()),
+        None,
+        "The hub's certificate in PEM, with the chain below its authority: turns TLS on at the doors.",
+    )
+    key: Path | None = setting(
+        or_off(path()), None, "The certificate's key, if it is not in the same file; it has no password."
+    )
+    ca: Path | None = setting(
+        or_off(path()),
+        None,
+        "The authority whose certificates count: those that clients may show, and those of hubs that this one dials"
+        " (which otherwise need one that the system trusts).",
+    )
+    doors: tuple[str, ...] = setting(
+        list_of(choice(*(item.name for item in fields(Listen)))),
+        (),
+        "The doors that speak TLS.",
+        shown="all",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,6 +455,12 @@ class Limits:
         seconds(0.1),
         30.0,
         "A TCP peer that takes no byte, or leaves a packet unfinished, for this long is cut off.",
+    )
+    proxies: tuple[IPv4Network | IPv6Network, ...] = setting(
+        list_of(any_network()),
+        (),
+        "The proxies in front of this hub. Their connections begin with a PROXY protocol header (version 2), or at"
+        " `http` have `Forwarded`, and count as those of the address named there. Nobody else is believed.",
     )
     drain_seconds: float = setting(seconds(0), 10.0, "How long a stopping hub flushes what it holds.")
 

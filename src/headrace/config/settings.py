@@ -24,6 +24,7 @@ from headrace.config.sections import (
     Node,
     Pipeline,
     Services,
+    Tls,
 )
 from headrace.config.value_types import MemberError, Secret, ValueType, plain, principal_name
 from headrace.errors import ConfigError
@@ -58,6 +59,7 @@ class Settings:
     pipeline: Pipeline = field(default_factory=Pipeline)
     node: Node = field(default_factory=Node)
     cluster: Cluster = field(default_factory=Cluster)
+    tls: Tls = field(default_factory=Tls)
     limits: Limits = field(default_factory=Limits)
     _sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 

@@ -27,18 +27,30 @@ KEY_VARIABLE = f"{PREFIX}KEY"
 CLIENT_VARIABLE = f"{PREFIX}CLIENT_ID"
 """The id of that client, where no option names it."""
 
+CA_VARIABLE = f"{PREFIX}CA"
+CERT_VARIABLE = f"{PREFIX}CERT"
+CERT_KEY_VARIABLE = f"{PREFIX}CERT_KEY"
+"""The files of a client's TLS: the authority that it trusts, its own certificate and that one's key."""
+
+CONTEXT_VARIABLE = f"{PREFIX}CONTEXT"
+"""The saved context that the commands use, where ``--context`` does not name it."""
+
 RESERVED = frozenset(
     {
         FILE_VARIABLE,
         KEY_VARIABLE,
         CLIENT_VARIABLE,
+        CA_VARIABLE,
+        CERT_VARIABLE,
+        CERT_KEY_VARIABLE,
+        CONTEXT_VARIABLE,
         f"{PREFIX}SOAK",
         f"{PREFIX}SEED",
         f"{PREFIX}DEBUG",
         f"{PREFIX}SCREENSHOTS",
     }
 )
-"""Variables that are no settings: the file, a client's credentials, and those of the test suite."""
+"""Variables that are no settings: the file, a client's credentials and TLS, and those of the test suite."""
 
 KUBERNETES = re.compile(
     rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)",
