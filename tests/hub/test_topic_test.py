@@ -12,14 +12,21 @@ topics = st.sampled_from(["", "a", "a/b", "a/b/c", "b", "b/c", "a\nb", "ü"])
 patterns = st.sampled_from(["a", "a/*", "a/**", "**", "*", "b/c", "**/c", "nothing"])
 
 
-@given(st.none() | patterns, st.none() | st.lists(patterns, max_size=3), st.lists(topics, max_size=8))
+@given(
+    st.none() | patterns,
+    st.none() | st.lists(patterns, max_size=3),
+    st.lists(patterns, max_size=2),
+    st.lists(topics, max_size=8),
+)
 def test_a_topic_is_allowed_if_it_is_asked_for_and_readable(
-    asked: str | None, readable: list[str] | None, given_topics: list[str]
+    asked: str | None, readable: list[str] | None, denied: list[str], given_topics: list[str]
 ) -> None:
-    test = TopicTest(asked, readable)
+    test = TopicTest(asked, readable, denied)
 
     def expected(topic: str) -> bool:
         wanted = asked is None or TopicTest(asked).allows(topic)
+        if any(TopicTest(each).allows(topic) for each in denied):
+            return False
         return wanted and (readable is None or any(TopicTest(each).allows(topic) for each in readable))
 
     allowed = [expected(topic) for topic in given_topics]
@@ -45,3 +52,4 @@ def test_exact_topics_are_known_even_under_patterns_of_rights() -> None:
     assert TopicTest("a/b", ["a/*"]).names == {"a/b"}
     assert TopicTest("a/*", ["a/b", "c"]).names == {"a/b"}
     assert TopicTest("a/*").names is None
+    assert TopicTest(None, ["a", "b"], ["b"]).names == {"a"}

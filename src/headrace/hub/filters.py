@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Filter:
     """A reader's conditions; :meth:`apply` selects the rows.
 
-    ``readable`` are patterns of the topics that the reader has a right to; by default it may read every topic.
+    ``readable`` are patterns of the topics that the reader has a right to; by default it may read every topic. Those of
+    ``denied`` it may not read in any case.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Filter:
         where: Mapping[str, Predicate] | None = None,
         *,
         readable: Collection[str] | None = None,
+        denied: Collection[str] = (),
     ) -> None:
-        self.topics = TopicTest(topic, readable)
+        self.topics = TopicTest(topic, readable, denied)
         self._names = None if origins is None else frozenset(origins)
         self._origins = None if origins is None else pa.array(sorted(set(origins)), pa.string())
         self._where = dict(where or {})

@@ -44,19 +44,29 @@ _SEEN_LENGTH: Final = 200
 class TopicTest:
     """The topics that match the pattern ``asked`` for and one of the ``readable`` patterns; ``None`` is any topic.
 
-    ``readable`` is for what a reader's principal has a right to. Equal tests choose equal topics.
+    ``readable`` is for what a reader's principal has a right to, and ``denied`` for what it has no right to all the
+    same. Equal tests choose equal topics.
 
     >>> test = TopicTest("orders/*", readable=["orders/eu", "stock/**"])
     >>> [test.allows(topic) for topic in ("orders/eu", "orders/us", "stock/eu")]
     [True, False, False]
     """
 
-    __slots__ = ("_conditions", "_seen", "key", "names")
+    __slots__ = ("_conditions", "_denied", "_seen", "key", "names")
 
-    def __init__(self, asked: str | None = None, readable: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        asked: str | None = None,
+        readable: Collection[str] | None = None,
+        denied: Collection[str] = (),
+    ) -> None:
         if asked is not None:
             check_topic_pattern(asked)
-        self.key: Final = (asked, None if readable is None else tuple(sorted(set(readable))))
+        self.key: Final = (
+            asked,
+            None if readable is None else tuple(sorted(set(readable))),
+            tuple(sorted(set(denied))),
+        )
         """What it was made of: tests with equal keys are equal."""
         conditions = [
             _Condition(patterns)
@@ -65,6 +75,7 @@ class TopicTest:
         ]
         # Exact topics first: they leave little for the patterns.
         self._conditions = sorted(conditions, key=lambda condition: condition.expression is not None)
+        self._denied = _Condition(denied) if denied else None
         self._seen: dict[str, bool] = {}
         self.names: frozenset[str] | None = self._exact_names()
         """The topics that it allows, if these are few and known; else ``None``."""
@@ -78,7 +89,7 @@ class TopicTest:
     @property
     def everything(self) -> bool:
         """Whether every topic is allowed."""
-        return not self._conditions
+        return not self._conditions and self._denied is None
 
     def allows(self, topic: str) -> bool:
         """Whether one topic is allowed."""
@@ -95,13 +106,13 @@ class TopicTest:
 
     def mask(self, topics: pa.Array) -> Mask:
         """Which of many topics are allowed."""
-        if not self._conditions:
-            return np.ones(len(topics), np.bool_)
-        passing = self._conditions[0].mask(topics)
+        passing = self._conditions[0].mask(topics) if self._conditions else np.ones(len(topics), np.bool_)
         for condition in self._conditions[1:]:
             if not passing.any():
                 break
             passing &= condition.mask(topics)
+        if self._denied is not None and passing.any():
+            passing &= ~self._denied.mask(topics)
         return passing
 
     def _exact_names(self) -> frozenset[str] | None:
