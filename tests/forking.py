@@ -72,10 +72,11 @@ class Forked:
 class _Parent:
     """The process that has everything imported and forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Path | None) -> None:
+        environ = dict(os.environ) if preload is None else {**os.environ, "LD_PRELOAD": str(preload)}
         # From the project's root, as pytest runs: both import modules under the same names.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forking"],
+            [sys.executable, "-m", "tests.forking"], env=environ,
             cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._asking = threading.Lock()
@@ -97,7 +98,8 @@ class _Parent:
             pass
 
 
-_parents: list[_Parent] = []
+_parents: dict[Path | None, _Parent] = {}
+"""The parents, by the library that their children have loaded before all others."""
 _making = threading.Lock()
 
 
@@ -109,12 +111,16 @@ def forked(
     stderr: Path,
     stdin: Path = Path(os.devnull),
     stdout: Path = Path(os.devnull),
+    preload: Path | None = None,
 ) -> Forked:
-    """A process that runs ``headrace`` with these arguments; what it writes is added to the files."""
+    """A process that runs ``headrace`` with these arguments; what it writes is added to the files.
+
+    ``preload`` is a library that stands between the process and the C library, as ``LD_PRELOAD`` has it.
+    """
     with _making:
-        if not _parents:
-            _parents.append(_Parent())
-    [parent] = _parents
+        if preload not in _parents:
+            _parents[preload] = _Parent(preload)
+        parent = _parents[preload]
     question: dict[str, Any] = {
         "arguments": list(arguments),
         "cwd": str(cwd),
