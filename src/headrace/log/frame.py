@@ -63,7 +63,8 @@ _LABEL: Final = struct.Struct("<HHHB")
 _JOINED: Final = 16 << 10
 """Frames up to this long are copied into one piece: cheaper than a checksum and a buffer per part."""
 _PADDING: Final = bytes(4)
-_DIFFERING: Final = frozenset(SCHEMA.names) - {"seq", "payload"}
+_DIFFERING: Final = {field.name: field.type for field in SCHEMA if field.name not in ("seq", "payload")}
+"""The fields that columns may have, and their types."""
 _LOW: Final = 0xFFFF_FFFF
 
 Piece = bytes | memoryview
@@ -312,20 +313,22 @@ def own_label(window: bytes, at: int) -> Label:
 
 def decode(window: bytes, at: int, find: FindLabel) -> Batch:
     """Decode a frame whose CRC was checked; payloads and offsets are not copied."""
-    found = parts(window, at)
+    return decode_parts(window, parts(window, at), find)
+
+
+def decode_parts(window: bytes, found: Parts, find: FindLabel) -> Batch:
+    """Decode a frame whose parts were found."""
     head = found.info
-    origin, node, publisher, topic = find(at - head.label) if head.label else own_label(window, found.label)
-    size = found.columns - found.payload
-    if not head.flags & MANY and size <= _JOINED:
-        run = Run.one(window[found.payload : found.columns])
+    back, payload = head.label, found.payload
+    origin, node, publisher, topic = find(head.at - back) if back else own_label(window, found.label)
+    size = found.columns - payload
+    if head.flags & MANY:
+        edges = np.frombuffer(window, np.int32, head.rows + 1, found.offsets)
+        run = Run(np.frombuffer(window, np.uint8, size, payload), edges)
+    elif size <= _JOINED:
+        run = Run.one(window[payload : found.columns])
     else:
-        several = head.flags & MANY
-        edges = (
-            np.frombuffer(window, np.int32, head.rows + 1, found.offsets)
-            if several
-            else np.array((0, size), np.int32)
-        )
-        run = Run(np.frombuffer(window, np.uint8, size, found.payload), edges)
+        run = Run(np.frombuffer(window, np.uint8, size, payload), np.array((0, size), np.int32))
     return Batch(
         run,
         first=head.first,
@@ -335,7 +338,7 @@ def decode(window: bytes, at: int, find: FindLabel) -> Batch:
         publisher=publisher,
         number=found.number,
         topic=topic,
-        columns=columns_of(window, found),
+        columns=columns_of(window, found) if head.flags & COLUMNS else None,
         op=head.op,
     )
 
@@ -386,12 +389,12 @@ def _pack_columns(batch: Batch) -> bytes:
     columns = batch.columns
     if columns is None or columns.num_rows != len(batch):
         raise UsageError(f"columns for {columns and columns.num_rows} messages beside {len(batch)} payloads")
-    for field, column in zip(columns.schema, columns.columns, strict=True):
+    for name, column in zip(columns.schema.names, columns.columns, strict=True):
         # A column that does not fit the schema would keep the segment from being sealed.
-        if field.name not in _DIFFERING or field.type != SCHEMA.field(field.name).type:
-            raise UsageError(f"column {field.name} of {field.type} is not in the envelope's schema")
-        if column.null_count and field.name != "number":
-            raise UsageError(f"column {field.name} has nulls")
-        if field.name == "origin" and pc.any(pc.equal(column, NOT_A_MESSAGE)).as_py():
+        if column.type != _DIFFERING.get(name):
+            raise UsageError(f"column {name} of {column.type} is not in the envelope's schema")
+        if column.null_count and name != "number":
+            raise UsageError(f"column {name} has nulls")
+        if name == "origin" and pc.any(pc.equal(column, NOT_A_MESSAGE)).as_py():
             raise UsageError("messages and log entries cannot share a batch")
     return frame_columns.pack(columns)

@@ -8,16 +8,27 @@ its width, counted from the beginning of the columns; ``docs/log.md`` has the la
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.message import SCHEMA, bytes_of, column_type, envelope_rows, offsets_of
+from headrace.message import SCHEMA, envelope_rows
 
 _NAMES: Final = tuple(SCHEMA.names)
-_WIDTHS: Final = {"time": "<i8", "number": "<i8", "node": "<i4"}
+_KINDS: Final = {field.name: field.type for field in SCHEMA}
+_WIDTHS: Final = {"time": 8, "number": 8, "node": 4}
+_TEXTS: Final = frozenset(name for name, kind in _KINDS.items() if pa.types.is_string(kind))
+_PAIRS: Final = {
+    name: pa.struct([kind.key_field, kind.item_field])
+    for name, kind in _KINDS.items()
+    if pa.types.is_map(kind)
+}
+"""The pairs of key and item that a map consists of."""
+
+_FEW: Final = 64
+"""So many offsets are compared faster one by one than by numpy."""
 
 
 class ColumnsError(ValueError):
@@ -37,20 +48,20 @@ def pack(columns: pa.RecordBatch) -> bytes:
                 if not present.all():
                     writer.data += present.astype(np.uint8).tobytes()
                 column = column.fill_null(0)
-            writer.put(column.view(_integers(name)).to_numpy().astype(_WIDTHS[name], copy=False))
-        elif pa.types.is_string(column.type):
+            writer.values(column, _WIDTHS[name])
+        elif name in _TEXTS:
             writer.texts(column)
         else:
-            edges = offsets_of(column)
-            writer.put(edges - edges[0])
-            begin, count = int(edges[0]), int(edges[-1] - edges[0])
+            begin, end = writer.edges(column)
             # Offsets count from the beginning of all keys and items, whatever part of the column this is.
-            keys, items = column.keys.slice(begin, count), column.items.slice(begin, count)
+            keys, items = column.keys, column.items
+            if begin or end != len(keys):
+                keys, items = keys.slice(begin, end - begin), items.slice(begin, end - begin)
             writer.texts(keys)
             if pa.types.is_string(items.type):
                 writer.texts(items)
             else:
-                writer.put(items.to_numpy(zero_copy_only=False))
+                writer.values(items.fill_null(np.nan) if items.null_count else items, 8)
     return bytes(writer.data)
 
 
@@ -66,24 +77,19 @@ def _unpack(reader: _Reader, rows: int) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {}
     for _ in range(reader.byte()):
         name = _NAMES[reader.byte()]
-        kind = column_type(name)
+        kind = _KINDS[name]
         if name in _WIDTHS:
-            mask = None
-            if name == "number" and reader.byte():
-                mask = reader.take("u1", rows) == 0
-            values = pa.array(reader.take(_WIDTHS[name], rows), _integers(name), mask=mask)
-            columns[name] = values.view(kind)
-        elif pa.types.is_string(kind):
+            mask = reader.mask(rows) if name == "number" and reader.byte() else None
+            columns[name] = reader.values(kind, _WIDTHS[name], rows, mask)
+        elif name in _TEXTS:
             columns[name] = reader.texts(rows)
-        elif pa.types.is_map(kind):
-            edges = reader.edges(rows)
-            keys = reader.texts(int(edges[-1]))
-            items = (
-                reader.texts(int(edges[-1]))
-                if pa.types.is_string(kind.item_type)
-                else pa.array(reader.take("<f8", int(edges[-1])))
-            )
-            columns[name] = pa.MapArray.from_arrays(pa.array(edges), keys, items, type=kind)
+        elif name in _PAIRS:
+            edges, count = reader.edges(rows)
+            keys = reader.texts(count)
+            item = kind.item_type
+            items = reader.texts(count) if pa.types.is_string(item) else reader.values(item, 8, count)
+            pairs = pa.Array.from_buffers(_PAIRS[name], count, [None], children=[keys, items])
+            columns[name] = pa.Array.from_buffers(kind, rows, [None, edges], children=[pairs])
         else:
             raise ColumnsError(f"{name} is no column of a frame")
     if reader.left:
@@ -95,19 +101,41 @@ class _Writer:
     def __init__(self) -> None:
         self.data = bytearray()
 
-    def put(self, values: npt.NDArray[Any]) -> None:
-        self.data += bytes(-len(self.data) % values.itemsize)
-        self.data += values.tobytes()
+    def values(self, column: pa.Array, width: int) -> None:
+        """Write numbers, of which none is null."""
+        self._align(width)
+        if len(column):
+            begin, count = column.offset * width, len(column) * width
+            self.data += memoryview(column.buffers()[1])[begin : begin + count]
+
+    def edges(self, column: pa.Array) -> tuple[int, int]:
+        """Write the offsets of texts or maps, from 0; return where the first begins and the last ends."""
+        self._align(4)
+        count = len(column)
+        if not count:
+            # An empty array may come without its one offset.
+            self.data += bytes(4)
+            return 0, 0
+        edges = np.frombuffer(column.buffers()[1], np.int32, count + 1, 4 * column.offset)
+        begin = int(edges[0])
+        self.data += (edges - begin if begin else edges).tobytes()
+        return begin, int(edges[-1])
 
     def texts(self, column: pa.Array) -> None:
-        edges = offsets_of(column)
-        self.put(edges - edges[0])
-        self.data += bytes_of(column)[edges[0] : edges[-1]].tobytes()
+        begin, end = self.edges(column)
+        if end > begin:
+            self.data += memoryview(column.buffers()[2])[begin:end]
+
+    def _align(self, width: int) -> None:
+        self.data += bytes(-len(self.data) % width)
 
 
 class _Reader:
+    """Reads columns in place: arrays share the memory of the bytes."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._buffer = pa.py_buffer(data)
         self._at = 0
 
     @property
@@ -118,25 +146,38 @@ class _Reader:
         self._at += 1
         return self._data[self._at - 1]
 
-    def take(self, kind: str, count: int) -> npt.NDArray[Any]:
-        width = np.dtype(kind).itemsize
+    def mask(self, rows: int) -> pa.Buffer:
+        """Which rows are not null: a byte per row here, a bit in Arrow."""
+        at = self._take(1, rows)
+        present = np.frombuffer(self._data, np.uint8, rows, at)
+        return pa.py_buffer(np.packbits(present, bitorder="little"))
+
+    def values(self, kind: pa.DataType, width: int, count: int, mask: pa.Buffer | None = None) -> pa.Array:
+        at = self._take(width, count)
+        return pa.Array.from_buffers(kind, count, [mask, self._buffer.slice(at, width * count)])
+
+    def edges(self, count: int) -> tuple[pa.Buffer, int]:
+        """Offsets from 0, and the last of them."""
+        at = self._take(4, count + 1)
+        edges: npt.NDArray[np.int32] = np.frombuffer(self._data, np.int32, count + 1, at)
+        if count < _FEW:
+            each = edges.tolist()
+            ascending = each == sorted(each)
+        else:
+            ascending = not np.any(edges[1:] < edges[:-1])
+        if edges[0] != 0 or not ascending:
+            raise ColumnsError("offsets decrease")
+        return self._buffer.slice(at, 4 * count + 4), int(edges[-1])
+
+    def texts(self, count: int) -> pa.Array:
+        edges, size = self.edges(count)
+        at = self._take(1, size)
+        return pa.StringArray.from_buffers(count, edges, self._buffer.slice(at, size))
+
+    def _take(self, width: int, count: int) -> int:
+        """Go on behind so many values, each ``width`` bytes; return where they begin."""
         at = self._at + -self._at % width
         self._at = at + width * count
         if self._at > len(self._data):
             raise ColumnsError("they are cut short")
-        return np.frombuffer(self._data, kind, count, at)
-
-    def edges(self, count: int) -> npt.NDArray[np.int32]:
-        edges: npt.NDArray[np.int32] = self.take("<i4", count + 1)
-        if edges[0] != 0 or np.any(edges[1:] < edges[:-1]):
-            raise ColumnsError("offsets decrease")
-        return edges
-
-    def texts(self, count: int) -> pa.Array:
-        edges = self.edges(count)
-        data = self.take("u1", int(edges[-1]))
-        return pa.StringArray.from_buffers(count, pa.py_buffer(edges), pa.py_buffer(data))
-
-
-def _integers(name: str) -> pa.DataType:
-    return pa.int32() if name == "node" else pa.int64()
+        return at

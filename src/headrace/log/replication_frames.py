@@ -75,7 +75,7 @@ def _checked(window: bytes, at: int, length: int) -> Batch:
             edges = np.frombuffer(window, np.int32, head.rows + 1, found.offsets)
             if edges[0] != 0 or edges[-1] != size or bool((edges[1:] < edges[:-1]).any()):
                 raise _malformed(size, "must agree with the offsets")
-        batch = frame.decode(window, at, _no_label)
+        batch = frame.decode_parts(window, found, _no_label)
         if batch.is_entries != head.entries:
             raise _malformed(batch.origin, "must agree with the flags")
         if batch.columns is not None:
