@@ -88,9 +88,10 @@ class NormalOperation:
     def confirm(self) -> None:
         """Backup: tell the primary how far this log reaches."""
         state = self._state
-        if state.primary is not None:
+        primary = state.primary
+        if primary is not None:
             self._confirmed = state.now
-            state.send(state.primary, PrepareOk(state.view, state.durable))
+            state.send(primary, PrepareOk(state.view, state.durable))
 
     def prepare_ok(self, sender: int, body: PrepareOk) -> None:
         """Primary: learn how far a backup's log reaches."""
@@ -129,19 +130,21 @@ class NormalOperation:
 
     def _heard_primary(self) -> None:
         state = self._state
-        if state.primary is not None:
-            self._heard[state.primary] = state.now
+        primary = state.primary
+        if primary is not None:
+            self._heard[primary] = state.now
 
     def _content_until(self) -> float:
         state = self._state
-        if state.primary is None:
+        primary = state.primary
+        if primary is None:
             # View 0 is only there to be left. But not at once: nodes that lack just one answer before they begin would
             # be left behind and have to recover, and the next view would wait for them.
             return self._begun + 2 * state.timing.beat
-        if state.primary != state.me:
-            return self._heard.get(state.primary, 0.0) + self._patience
+        if primary != state.me:
+            return self._heard.get(primary, 0.0) + self._patience
         others = sorted(
-            (self._heard.get(node, 0.0) for node in state.nodes if node != state.me), reverse=True
+            [self._heard.get(node, 0.0) for node in state.nodes if node != state.me], reverse=True
         )
         needed = state.majority - 1
         return others[needed - 1] + self._patience if needed else float("inf")

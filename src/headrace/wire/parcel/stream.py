@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import cbor2
 
@@ -333,30 +333,43 @@ def _load(encoded: bytes) -> Any:
     while items:
         if items > end - at:  # each item takes at least its head's byte
             _refuse(encoded, "it ends before its last item")
-        major, information = encoded[at] >> 5, encoded[at] & 0x1F
-        at += 1
-        if information > 27:
-            _refuse(encoded, "lengths must be definite")
-        argument = information
-        if information > 23:
-            width = 1 << (information - 24)
-            argument = int.from_bytes(encoded[at : at + width])
-            at += width
-        items -= 1
-        if major == _TAG:
-            _refuse(encoded, "parcels have no tags")
-        elif major in (_BYTES, _TEXT):
-            at += argument
-        elif major == _ARRAY:
-            items += argument
-        elif major == _MAP:
-            items += 2 * argument
+        size, within = _SHORT[encoded[at]]
+        if not size:
+            size, within = _long_item(encoded, at)
+        at += size
+        items += within - 1
     if at != end:
         _refuse(encoded, "it must be exactly one item")
     try:
         return cbor2.loads(encoded, max_depth=MAX_DEPTH, allow_duplicate_keys=False)
     except cbor2.CBORDecodeError as error:
         _refuse(encoded, str(error))
+
+
+def _short_item(head: int) -> tuple[int, int]:
+    """How far to go for an item whose head says it all, and how many items are in it; nowhere for all others."""
+    major, information = head >> 5, head & 0x1F
+    if major == _TAG or information > 23:
+        return 0, 0
+    size = 1 + information if major in (_BYTES, _TEXT) else 1
+    return size, {_ARRAY: 1, _MAP: 2}.get(major, 0) * information
+
+
+_SHORT: Final = tuple(map(_short_item, range(256)))
+"""Nearly every item of a parcel is a short one: looking it up is quicker than reading its head."""
+
+
+def _long_item(encoded: bytes, at: int) -> tuple[int, int]:
+    """The same for an item with an argument of its own."""
+    major, information = encoded[at] >> 5, encoded[at] & 0x1F
+    if major == _TAG:
+        _refuse(encoded, "parcels have no tags")
+    if information > 27:
+        _refuse(encoded, "lengths must be definite")
+    width = 1 << (information - 24)
+    argument = int.from_bytes(encoded[at + 1 : at + 1 + width])
+    size = argument if major in (_BYTES, _TEXT) else 0
+    return 1 + width + size, {_ARRAY: 1, _MAP: 2}.get(major, 0) * argument
 
 
 def _refuse(encoded: bytes, rule: str) -> NoReturn:
