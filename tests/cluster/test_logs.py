@@ -40,6 +40,7 @@ from headrace.errors import HeadraceError
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log
+from headrace.log import snapshot as snapshots
 from headrace.log.replication_frames import unpack
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import install
@@ -186,7 +187,8 @@ class Node:
                 case Serve(to):
                     self.cluster.send(self.id, to, *transfers.served(self.log, effect))
                 case FetchSnapshot(token, source):
-                    snapshot = self.cluster.nodes[source].log.snapshot
+                    other = self.cluster.nodes[source].log
+                    snapshot, _ = snapshots.newest(other.directory, other.uuid)
                     op = None
                     if snapshot is not None:
                         self.snapshots[token] = snapshot

@@ -436,6 +436,13 @@ class Limits:
         "Bytes of messages of all peers that have come in part. Past it, peers that are silent in the middle of one"
         " are cut off; past four times as much, others too.",
     )
+    # The objects of 100,000 services of some kilobytes each. In memory, a JSON object takes a few times its text.
+    state_bytes: int = setting(
+        size(1 << 20), 512 << 20, "Bytes of all services together: their ids and the text of their objects."
+    )
+    state_bytes_per_client: int = setting(
+        size(1), 256 << 20, "The same for the services that one client was the last to publish to."
+    )
     handshake_seconds: float = setting(
         seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."
     )

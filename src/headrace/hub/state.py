@@ -13,13 +13,15 @@ have the same log have the same state.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from headrace.hub.holds import Holds
 from headrace.log import Log
-from headrace.log.snapshot import Snapshot
+from headrace.log.snapshot import FrozenState, Snapshot
+from headrace.log.snapshot_pieces import Section
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 
@@ -37,6 +39,17 @@ class StatePart(Protocol):
 
     def load(self, section: bytes) -> None:
         """Restore the part from a snapshot."""
+
+
+@runtime_checkable
+class LargePart(Protocol):
+    """A part whose section is made in a thread, in pieces, since it may take long."""
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the pieces of the part's section as it is now, whatever changes before they are made.
+
+        Called on the event loop, so it only takes references; the pieces are made in a thread.
+        """
 
 
 @runtime_checkable
@@ -63,6 +76,7 @@ class HubState:
         """Load the state at a log's head."""
         if log.snapshot is not None:
             self.load(log.snapshot)
+            log.forget_sections()
         for batch in log.scan_ops(self.op + 1):
             self.apply(batch)
 
@@ -82,8 +96,16 @@ class HubState:
         for part in self._followers:
             part.follow(batch)
 
+    def freeze(self) -> FrozenState:
+        """Return the state as it is now for a snapshot, which a thread makes of it in pieces."""
+        sections: dict[str, Section] = {
+            name: part.freeze() if isinstance(part, LargePart) else part.dump()
+            for name, part in self._parts.items()
+        }
+        return FrozenState(self.op, self.seq, sections)
+
     def sections(self) -> dict[str, bytes]:
-        """Return the state as a snapshot's sections."""
+        """Return the state as a snapshot's sections, made at once."""
         return {name: part.dump() for name, part in self._parts.items()}
 
     def load(self, snapshot: Snapshot) -> None:

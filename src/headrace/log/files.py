@@ -46,11 +46,12 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def write_whole(path: Path, data: bytes, *, sync: bool) -> None:
-    """Write a small file, whole or not at all."""
+def write_whole(path: Path, *pieces: bytes, sync: bool) -> None:
+    """Write a file in pieces, whole or not at all."""
     with making(path) as unfinished:
         with unfinished.open("wb") as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             if sync:
                 os.fsync(file.fileno())

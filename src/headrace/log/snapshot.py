@@ -1,12 +1,14 @@
 """Snapshots: the hub's state at a place in the log, so that a restart need not read the whole log.
 
 A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid, the
-operation and the newest message, all under one CRC32C. The two newest are kept: if one is damaged or of another log it
+operation and the newest message, all under one CRC32C. A large state comes, and is written, in pieces
+(:mod:`~headrace.log.snapshot_pieces`): nobody has to wait for all of it. The two newest are kept: if one is damaged or of another log it
 is skipped and counted, and the older one is used, as long as the log still has what follows it.
 """
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ import msgspec
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
 from headrace.log.files import check_version, sync_directory, write_whole
+from headrace.log.snapshot_pieces import Section, binary_header, in_pieces, map_header
 
 KEPT: Final = 2
 
@@ -36,12 +39,42 @@ class Snapshot:
     sections: Mapping[str, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenState:
+    """What a snapshot is made of: state as it was after ``op``, whatever has changed since."""
+
+    op: int
+    seq: int
+    sections: Mapping[str, Section]
+
+
+def pieces_of(uuid: UUID, state: FrozenState | Snapshot) -> list[bytes]:
+    """Serialize a snapshot in pieces; the first begins with the checksum of all."""
+    pieces: list[bytes] = [map_header(len(state.sections))]
+    for name, section in state.sections.items():
+        made = list(in_pieces(section))
+        pieces += [msgspec.msgpack.encode(name), binary_header(sum(map(len, made))), *made]
+    head = _HEAD.pack(_MAGIC, uuid.bytes, state.op, state.seq, 0)[:-4]
+    crc = crc32c(head)
+    for piece in pieces:
+        crc = crc32c(piece, crc)
+    return [head + crc.to_bytes(4, "little"), *pieces]
+
+
 def serialize(snapshot: Snapshot) -> bytes:
     """Serialize a snapshot for a file or a message."""
-    body = msgspec.msgpack.encode(dict(snapshot.sections))
-    head = _HEAD.pack(_MAGIC, snapshot.uuid.bytes, snapshot.op, snapshot.seq, 0)[:-4]
-    crc = crc32c(body, crc32c(head))
-    return head + crc.to_bytes(4, "little") + body
+    return packed(snapshot.uuid, snapshot)
+
+
+def packed(uuid: UUID, state: FrozenState | Snapshot) -> bytes:
+    """Serialize a state for a message, in a thread if it is large.
+
+    The pieces are joined one by one: to join hundreds of megabytes at once would stop every other thread meanwhile.
+    """
+    whole = io.BytesIO()
+    for piece in pieces_of(uuid, state):
+        whole.write(piece)
+    return whole.getvalue()
 
 
 def parse(data: bytes, name: str = "snapshot") -> Snapshot:
@@ -62,8 +95,13 @@ def parse(data: bytes, name: str = "snapshot") -> Snapshot:
 
 def write(directory: Path, snapshot: Snapshot, *, sync: bool) -> Path:
     """Write a snapshot and remove all but the newest :data:`KEPT`."""
-    path = path_of(directory, snapshot.op)
-    write_whole(path, serialize(snapshot), sync=sync)
+    return write_frozen(directory, snapshot.uuid, snapshot, sync=sync)
+
+
+def write_frozen(directory: Path, uuid: UUID, state: FrozenState | Snapshot, *, sync: bool) -> Path:
+    """Write a state as the newest snapshot and remove all but the newest :data:`KEPT`."""
+    path = path_of(directory, state.op)
+    write_whole(path, *pieces_of(uuid, state), sync=sync)
     if sync:
         sync_directory(directory)
     for old in paths(directory)[KEPT:]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import LimitError, MalformedError, WireError
-from headrace.hub.services.merge_patch import MAX_DEPTH, apply, diff, encode, parse_object
+from headrace.hub.services.merge_patch import MAX_DEPTH, apply, apply_counted, diff, encode, parse_object
 
 RFC_TABLE = [
     ('{"a":"b"}', '{"a":"c"}', '{"a":"c"}'),
@@ -170,3 +170,11 @@ def ordered(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: ordered(value[name]) for name in sorted(value)}
     return [ordered(member) for member in value] if isinstance(value, list) else value
+
+
+@given(objects, objects)
+def test_the_growth_of_an_objects_text_is_counted_exactly(old: Any, patch: Any) -> None:
+    old = apply({}, old)
+    merged, growth = apply_counted(old, patch)
+    assert text(merged) == text(apply(old, patch))
+    assert len(encode(old)) + growth == len(encode(merged))

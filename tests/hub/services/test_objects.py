@@ -380,7 +380,59 @@ def test_entries_read_as_the_page_has_them() -> None:
         b'{"create":"json"}',
     )
     assert (remove("a").topic, remove("a").run[0]) == ("service/a", b'{"remove":true}')
-    assert (obey(ServicePolicy(True, 5)).topic, msgspec.json.decode(obey(ServicePolicy(True, 5)).run[0])) == (
+    policy = obey(ServicePolicy(auto=True, max=5, most_bytes=700))
+    assert (policy.topic, msgspec.json.decode(policy.run[0])) == (
         "service/",
-        {"auto": True, "max": 5},
+        {"auto": True, "max": 5, "bytes": 700},
     )
+
+
+class TestBytes:
+    def test_all_services_together_have_no_more_than_the_policy_says(self) -> None:
+        state = HubState(services := Services())
+        log = Log()
+        refused: list[ChangeRefused] = []
+        services.observer = lambda event: refused.append(event) if isinstance(event, ChangeRefused) else None
+
+        def publish(topic: str, payload: bytes) -> None:
+            state.apply(log.append(Batch(Run.one(payload), origin="test", topic=topic)))
+
+        state.apply(log.append(obey(ServicePolicy(auto=True, max=100, most_bytes=30))))
+        publish("a", b"x" * 20)
+        assert services.total_bytes == 21
+        publish("b", b"x" * 20)
+        publish("b", b"x" * 8)
+        assert (services.total_bytes, [each.reason for each in refused]) == (30, ["state_bytes"])
+        publish("c", b"")
+        assert (services.get("c"), refused[-1].reason) == (None, "state_bytes")
+        assert "limits.state_bytes" in str(refused[-1].detail)
+        # What does not grow is taken, and what shrinks makes room.
+        publish("a", b"y" * 20)
+        publish("a", b"y")
+        publish("b", b"x" * 20)
+        assert services.total_bytes == 23
+        state.apply(log.append(remove("b")))
+        assert services.total_bytes == 2
+        again = Services()
+        again.load(services.dump())
+        assert (again.total_bytes, again.policy) == (2, services.policy)
+
+    def test_the_owner_is_charged_what_its_services_take(self) -> None:
+        state = HubState(services := Services())
+        log = Log()
+        state.apply(log.append(create("a", ServiceKind.JSON)))
+        service = services.get("a")
+        assert service is not None
+        one, other = Owner(), Owner()
+        service.belongs_to(one)
+        assert one.state_bytes == len("a") + len("{}")
+        state.apply(log.append(Batch(Run.one(b'{"n":1}'), origin="test", topic="a")))
+        assert one.state_bytes == len("a") + len('{"n":1}')
+        service.belongs_to(other)
+        assert (one.state_bytes, other.state_bytes) == (0, 8)
+        state.apply(log.append(remove("a")))
+        assert other.state_bytes == 0
+
+
+class Owner:
+    state_bytes = 0

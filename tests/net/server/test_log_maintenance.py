@@ -471,7 +471,7 @@ class TestSnapshots:
             raise OverflowError("can't serialize ints")
 
         with monkeypatch.context() as broken:
-            broken.setattr(hub.state, "sections", too_long)
+            broken.setattr(hub.state, "freeze", too_long)
             await upkeep._try_snapshot()
             assert "OverflowError" in upkeep.told()["snapshot"]
             assert hub.counters.get("upkeep_failures") == 1

@@ -27,6 +27,7 @@ back and forth for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from math import isfinite
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
@@ -41,6 +42,7 @@ from headrace.hub.consumers.outstanding import clip, count
 from headrace.hub.consumers.settlements import PART, Settled, decode, encode, entries
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
+from headrace.log.snapshot_pieces import array_header, rows
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch, Run, envelope_rows, map_column
 from headrace.protocols import DEAD_LETTER
 
@@ -258,8 +260,12 @@ class Consumers:
 
     def dump(self) -> bytes:
         """Return the consumers as a snapshot's section."""
+        return b"".join(self.freeze())
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the pieces of the snapshot's section, which a thread makes."""
         kept = [_Kept(c.name, c.terms, c.created, c.since, c.floor, c.done, c.dead, c.lost) for c in self]
-        return msgspec.msgpack.encode((self._created, kept))
+        return chain((array_header(2) + msgspec.msgpack.encode(self._created),), rows(kept))
 
     def load(self, section: bytes) -> None:
         """Restore the consumers from a snapshot."""

@@ -19,12 +19,15 @@ told from one that never came.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from headrace.hub.state import entry
+from headrace.log.snapshot_pieces import array_header, rows
 from headrace.message import Batch
 
 MAX_PUBLISHERS: Final = 100_000
@@ -182,11 +185,14 @@ class PublisherNumbers:
 
     def dump(self) -> bytes:
         """Return the names and numbers as a snapshot's section."""
+        return b"".join(self.freeze())
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the pieces of the snapshot's section, which a thread makes."""
         publishers = [
-            (name, known.op, tuple(known.holder), list(known.spans))
-            for name, known in self._publishers.items()
+            (name, known.op, known.holder, tuple(known.spans)) for name, known in self._publishers.items()
         ]
-        return msgspec.msgpack.encode((self.forgotten, publishers))
+        return chain((array_header(2) + msgspec.msgpack.encode(self.forgotten),), rows(publishers))
 
     def load(self, section: bytes) -> None:
         """Restore the names and numbers from a snapshot."""

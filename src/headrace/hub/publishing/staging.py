@@ -21,7 +21,7 @@ Only :meth:`StagedRows.spill` and :meth:`StagedRows.load` touch the disk; call t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -39,6 +39,7 @@ from headrace.hub.sequencer import Commit, Published, WhenPublished
 from headrace.hub.state import entry
 from headrace.log.checksum import crc32c
 from headrace.log.files import translating
+from headrace.log.snapshot_pieces import map_rows
 from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED
 from headrace.wire.link.requests import WRITE, Number
@@ -138,7 +139,12 @@ class Queries(dict[str, Marks]):
 
     def dump(self) -> bytes:
         """Return the marks as a snapshot's section."""
-        return msgspec.msgpack.encode(dict(self))
+        return b"".join(self.freeze())
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the pieces of the snapshot's section, which a thread makes."""
+        names, marks = list(self), list(self.values())
+        return map_rows(names, marks)
 
     def load(self, section: bytes) -> None:
         """Restore the marks from a snapshot."""

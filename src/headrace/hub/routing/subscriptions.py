@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from headrace.errors import WireError
 from headrace.hub.state import entry
+from headrace.log.snapshot_pieces import rows
 from headrace.message import Batch
 from headrace.wire.attribute.items import sized
 from headrace.wire.attribute.messages import NODE_ID_BYTES
@@ -146,8 +147,12 @@ class Subscriptions:
 
     def dump(self) -> bytes:
         """The subscriptions as a snapshot's section."""
-        rows = [(client, *kept) for client, kept in self._kept.items()]
-        return msgspec.msgpack.encode(rows)
+        return b"".join(self.freeze())
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the pieces of the snapshot's section, which a thread makes."""
+        clients, kept = list(self._kept), list(self._kept.values())
+        return rows(range(len(clients)), lambda some: [(clients[place], *kept[place]) for place in some])
 
     def load(self, section: bytes) -> None:
         """Take the subscriptions over from a snapshot."""

@@ -68,6 +68,37 @@ def apply(target: Json, patch: Json) -> Json:
     return merged
 
 
+def apply_counted(target: JsonObject, patch: JsonObject) -> tuple[JsonObject, int]:
+    """Return ``target`` changed by ``patch``, and by how many bytes its text grows; only what changes is written.
+
+    >>> apply_counted({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"c": 345}})
+    ({'b': {'c': 345}}, -4)
+    """
+    merged, growth = target.copy(), 0
+    for name, value in patch.items():
+        old = merged.get(name)
+        known = name in merged
+        if value is None:
+            if known:
+                growth -= len(encode(name)) + 1 + len(encode(merged.pop(name)))
+            continue
+        if not known:
+            growth += len(encode(name)) + 1
+        elif type(value) is not dict or type(old) is not dict:
+            growth -= len(encode(old))
+        if type(value) is not dict:
+            merged[name] = value
+            growth += len(encode(value))
+        elif type(old) is dict:
+            merged[name], more = apply_counted(old, value)
+            growth += more
+        else:
+            merged[name], more = apply_counted({}, value)
+            growth += 2 + more
+    # The commas.
+    return merged, growth + max(len(merged) - 1, 0) - max(len(target) - 1, 0)
+
+
 def diff(old: JsonObject, new: JsonObject) -> JsonObject:
     """Return the smallest patch from ``old`` to ``new``, both without ``null`` members outside of arrays.
 

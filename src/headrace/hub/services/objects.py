@@ -8,9 +8,13 @@ A service has an id, which is a topic, and one of two kinds, fixed when it is cr
 Messages whose topic is a service's id change it, whatever door they came by. Log entries say which services exist:
 
 - ``service/ID``: ``{"create": "json"}``, ``{"create": "last"}`` or ``{"remove": true}``;
-- ``service/``: ``{"auto": …, "max": …}``, the policy. Its decisions (a service created by an unknown topic, one refused
-  as too many) must come out the same whenever the log is read again, under whatever settings. So a hub whose settings
-  differ writes its policy into the log, and the state obeys the log alone.
+- ``service/``: ``{"auto": …, "max": …, "bytes": …}``, the policy. Its decisions (a service created by an unknown topic,
+  one refused as too many, a change refused because all services together would get too large) must come out the same
+  whenever the log is read again, under whatever settings. So a hub whose settings differ writes its policy into the
+  log, and the state obeys the log alone.
+
+The bytes of the services are those of their ids and of their objects' text, counted exactly. What one client may have
+of them is no matter of the log: :mod:`~headrace.hub.services.publish` decides it by each service's owner.
 
 Removing a service only stops new subscriptions. Its id stays known as removed: no message creates it again, only an
 entry does. Its object leaves the state, but messages go on changing it for as long as a subscriber holds it. The newest
@@ -24,7 +28,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from operator import attrgetter
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -34,8 +38,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import LimitError, UsageError, WireError
-from headrace.hub.services.merge_patch import JsonObject, apply, encode, parse_object
+from headrace.hub.services.merge_patch import JsonObject, apply_counted, encode, parse_object
 from headrace.hub.state import entry
+from headrace.log.snapshot_pieces import byte_strings, map_header, rows
 from headrace.message import Batch
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
 
@@ -58,10 +63,20 @@ class ServiceKind(StrEnum):
 
 
 class ServicePolicy(msgspec.Struct, frozen=True):
-    """Whether an unknown topic creates a ``last`` service, and how many services there may be."""
+    """Whether an unknown topic creates a ``last`` service, how many services there may be, and of how many bytes."""
 
     auto: bool = False
     max: Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)] = 100_000
+    most_bytes: Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)] = msgspec.field(
+        default=512 << 20, name="bytes"
+    )
+
+
+class StateOwner(Protocol):
+    """A client, as far as it has put bytes into the state."""
+
+    state_bytes: int
+    """Bytes of the services that it was the last to publish to."""
 
 
 Value: TypeAlias = JsonObject | bytes
@@ -74,7 +89,18 @@ class Service:
     A value is never changed in place: a reader that holds one keeps it as it was.
     """
 
-    __slots__ = ("__weakref__", "_bound", "_room", "_snapshot", "created", "id", "kind", "seq", "value")
+    __slots__ = (
+        "__weakref__",
+        "_room",
+        "_snapshot",
+        "created",
+        "id",
+        "kind",
+        "owner",
+        "seq",
+        "value",
+        "weight",
+    )
 
     def __init__(self, service_id: str, kind: ServiceKind, created: int, seq: int) -> None:
         self.id = service_id
@@ -82,11 +108,12 @@ class Service:
         self.created = created
         self.seq = seq
         self.value: Value = {} if kind is ServiceKind.JSON else b""
+        self.weight = 2 if kind is ServiceKind.JSON else 0
+        """Bytes of the object's text."""
+        self.owner: StateOwner | None = None
+        """The client whose budget its bytes are charged to; nobody's after a restart."""
         self._room = MAX_PACKET - _STRINGS - len(service_id.encode())
         self._snapshot: bytes | None = None
-        # Bounds the length of a JSON object's text without writing it after each change: a change adds no more than
-        # its own text.
-        self._bound = 2
 
     @property
     def snapshot(self) -> bytes:
@@ -95,41 +122,46 @@ class Service:
             return self.value
         if self._snapshot is None:
             self._snapshot = encode(self.value)
-            self._bound = len(self._snapshot)
         return self._snapshot
 
     @property
-    def weight(self) -> int:
-        """About how many bytes the object's text takes."""
-        return self._bound if self.kind is ServiceKind.JSON else len(self.value)
+    def charge(self) -> int:
+        """Bytes of its id and of the object's text: what it takes of the budgets."""
+        return len(self.id.encode()) + self.weight
 
-    def change(self, change: bytes, seq: int) -> None:
-        """Apply a change; one that is malformed or too large raises and changes nothing."""
+    def frozen(self) -> Value:
+        """Return what the object's text can be made of later: the text itself, if it is there."""
+        return self._snapshot or self.value
+
+    def changed(self, change: bytes) -> tuple[Value, int]:
+        """Return the value that a change leads to, and its size; raise if it is malformed or too large."""
         if len(change) > self._room:
             raise LimitError("spp", "change", len(change), self._room)
-        if self.kind is ServiceKind.JSON:
-            patch = parse_object(change)
-            self._patch(apply(self.value, patch), len(encode(patch)))
-        else:
-            self.value = change
-        self.seq = seq
+        if isinstance(self.value, bytes):
+            return change, len(change)
+        value, growth = apply_counted(self.value, parse_object(change))
+        if self.weight + growth > self._room:
+            # The object could no longer be sent to anybody.
+            raise LimitError("spp", "object", self.weight + growth, self._room)
+        return value, self.weight + growth
+
+    def take(self, value: Value, size: int, seq: int) -> None:
+        """Take a new value."""
+        self.value, self.weight, self.seq, self._snapshot = value, size, seq, None
 
     def restore(self, snapshot: bytes, seq: int) -> None:
         """Take the value over from a snapshot."""
         self.value = msgspec.json.decode(snapshot) if self.kind is ServiceKind.JSON else snapshot
-        self._bound = len(snapshot)
+        self.weight = len(snapshot)
         self.seq = seq
 
-    def _patch(self, value: JsonObject, added: int) -> None:
-        bound = self._bound + added
-        text = None
-        if bound > self._room:
-            text = encode(value)
-            bound = len(text)
-            if bound > self._room:
-                # The object could no longer be sent to anybody.
-                raise LimitError("spp", "object", bound, self._room)
-        self.value, self._bound, self._snapshot = value, bound, text
+    def belongs_to(self, owner: StateOwner | None) -> None:
+        """Charge its bytes to another client."""
+        if self.owner is not None:
+            self.owner.state_bytes -= self.charge
+        self.owner = owner
+        if owner is not None:
+            owner.state_bytes += self.charge
 
 
 class ServiceCreated(NamedTuple):
@@ -174,6 +206,8 @@ class Services:
         self.policy = ServicePolicy()
         self.observer: Callable[[ServiceEvent], None] | None = None
         """Called with each event, right after the state has followed it."""
+        self.total_bytes = 0
+        """Of all that are offered."""
         self._services: dict[str, Service] = {}
         self._order: list[Service] = []
         self._removed: dict[str, ServiceKind] = {}
@@ -217,19 +251,35 @@ class Services:
 
     def dump(self) -> bytes:
         """Return the services as a snapshot's section."""
+        return b"".join(self.freeze())
+
+    def freeze(self) -> Iterator[bytes]:
+        """Return the pieces of the snapshot's section, which a thread makes; values never change in place."""
         order = self._order
-        kept = _Kept(
-            policy=self.policy,
-            count=self._created,
-            # By columns: the hub does nothing else meanwhile, and rows would take three times as long.
-            ids=[service.id for service in order],
-            kinds=[service.kind for service in order],
-            created=[service.created for service in order],
-            seqs=[service.seq for service in order],
-            snapshots=[service.snapshot for service in order],
-            removed=list(self._removed.items()),
-        )
-        return msgspec.msgpack.encode(kept)
+        policy, count, removed = self.policy, self._created, self._removed.copy()
+        # By columns: the hub does nothing else meanwhile, and rows would take three times as long.
+        columns: list[tuple[str, list[object]]] = [
+            ("ids", [service.id for service in order]),
+            ("kinds", [service.kind for service in order]),
+            ("created", [service.created for service in order]),
+            ("seqs", [service.seq for service in order]),
+        ]
+        values = [service.frozen() for service in order]
+
+        def pieces() -> Iterator[bytes]:
+            yield map_header(len(_Kept.__struct_fields__))
+            for name, value in (("policy", policy), ("count", count)):
+                yield encode_msgpack(name) + encode_msgpack(value)
+            for name, column in columns:
+                yield encode_msgpack(name)
+                yield from rows(column)
+            yield encode_msgpack("snapshots")
+            texts = (value if isinstance(value, bytes) else encode(value) for value in values)
+            yield from byte_strings(texts, len(values))
+            yield encode_msgpack("removed")
+            yield from rows(list(removed.items()))
+
+        return pieces()
 
     def load(self, section: bytes) -> None:
         """Take the services over from a snapshot."""
@@ -244,6 +294,7 @@ class Services:
             service = self._services[service_id] = Service(service_id, kind, created, seq)
             service.restore(snapshot, seq)
         self._order = list(self._services.values())
+        self.total_bytes = sum(service.charge for service in self._order)
 
     def _rows(self, batch: Batch) -> Iterator[tuple[int, str, bytes]]:
         """Yield row, topic and payload of the messages that may concern a service."""
@@ -287,12 +338,21 @@ class Services:
             return
         before = service.value
         try:
-            service.change(payload, seq)
+            value, size = service.changed(payload)
         except WireError as error:
             self._tell(ChangeRefused(topic, seq, error.reason, error))
-        else:
-            if self.observer is not None:
-                self.observer(ServiceChanged(service, payload, before))
+            return
+        # The object of a removed service is no part of the state.
+        growth = size - service.weight if service.id in self._services else 0
+        if growth > 0 and self.total_bytes + growth > self.policy.most_bytes:
+            self._tell(ChangeRefused(topic, seq, "state_bytes", self.too_large()))
+            return
+        service.take(value, size, seq)
+        self.total_bytes += growth
+        if service.owner is not None:
+            service.owner.state_bytes += growth
+        if self.observer is not None:
+            self.observer(ServiceChanged(service, payload, before))
 
     def _enter(self, name: str, payload: bytes, seq: int) -> None:
         if not name:
@@ -317,8 +377,13 @@ class Services:
                 ChangeRefused(service_id, seq, "limit", f"a service's id has at most {MAX_SERVICE} bytes")
             )
             return None
+        service = Service(service_id, kind, self._created + 1, seq)
+        if self.total_bytes + service.charge > self.policy.most_bytes:
+            self._tell(ChangeRefused(service_id, seq, "state_bytes", self.too_large()))
+            return None
         self._created += 1
-        service = self._services[service_id] = Service(service_id, kind, self._created, seq)
+        self._services[service_id] = service
+        self.total_bytes += service.charge
         self._order.append(service)
         self._removed.pop(service_id, None)
         self._tell(ServiceCreated(service, self._held.pop(service_id, None)))
@@ -329,6 +394,8 @@ class Services:
         if service is None:
             return
         del self._order[bisect_left(self._order, service.created, key=_created)]
+        self.total_bytes -= service.charge
+        service.belongs_to(None)
         self._removed[service_id] = service.kind
         self._held[service_id] = service
         if len(self._removed) > MAX_REMOVED:
@@ -337,6 +404,10 @@ class Services:
             del self._removed[forgotten]
             self._held.pop(forgotten, None)
         self._tell(ServiceRemoved(service))
+
+    def too_large(self) -> str:
+        """Say why nothing may grow."""
+        return f"all services take {self.total_bytes} bytes of {self.policy.most_bytes} (limits.state_bytes)"
 
     def _tell(self, event: ServiceEvent) -> None:
         if self.observer is not None:
@@ -389,3 +460,4 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _created = attrgetter("created")
+encode_msgpack = msgspec.msgpack.encode

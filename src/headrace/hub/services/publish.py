@@ -5,6 +5,10 @@ the first value is a JSON object, ``last`` otherwise. The entry that creates it 
 message that needs it. This is decided by the services that are committed and those whose creation is under way. If
 another creation of the same id comes earlier in the log, that one holds, and the state judges the message.
 
+A client may have so many bytes in services and no more, as its :class:`ClientBudget` says: those of the services that
+it was the last to publish to, and what is still on its way into the log. The bytes of all services are bounded by the
+policy, which the state judges by; a change that would be refused there for certain is rejected before it is logged.
+
 A removed id is not created again: that takes an explicit :func:`~headrace.hub.services.objects.create`. A publish to it
 is a message like any other, and reaches the remaining subscribers.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -29,7 +33,7 @@ from headrace.errors import (
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Done
 from headrace.hub.services.merge_patch import parse_object
-from headrace.hub.services.objects import ServiceKind, Services, check_id, create
+from headrace.hub.services.objects import ServiceKind, Services, StateOwner, check_id, create
 from headrace.message import Batch, Run, envelope_rows
 
 
@@ -46,6 +50,16 @@ class RejectedChange(NamedTuple):
     change: ServiceChange
     reason: str
     detail: object
+
+
+class ClientBudget(StateOwner, Protocol):
+    """What a client may have in the state."""
+
+    most_state_bytes: int
+    """The most bytes; the setting is ``limits.state_bytes_per_client``."""
+
+    state_pending: int
+    """Bytes of changes that are on their way into the log."""
 
 
 class ServiceUse(NamedTuple):
@@ -91,7 +105,13 @@ class ServicePublishing:
         self._creating: dict[str, _Creation] = {}
 
     def publish(
-        self, changes: Sequence[ServiceChange], *, origin: str, publisher: str, done: Done | None = None
+        self,
+        changes: Sequence[ServiceChange],
+        *,
+        origin: str,
+        publisher: str,
+        done: Done | None = None,
+        client: ClientBudget | None = None,
     ) -> list[RejectedChange]:
         """Submit changes in order, as one batch after the creations they need; return those that are rejected.
 
@@ -99,9 +119,13 @@ class ServicePublishing:
         """
         taken: list[ServiceChange] = []
         rejected: list[RejectedChange] = []
+        pending = 0
         for change in changes:
             try:
+                growth = self._growth(change, client, pending)
                 self._prepare(change)
+            except _TooLargeError as error:
+                rejected.append(RejectedChange(change, "state_bytes", error))
             except _TooManyError as error:
                 rejected.append(RejectedChange(change, "services_max", error))
             except UsageError as error:
@@ -110,7 +134,10 @@ class ServicePublishing:
                 rejected.append(RejectedChange(change, error.reason, error))
             else:
                 taken.append(change)
+                pending += growth
         if taken:
+            if client is not None:
+                done = self._charged(client, {change.service_id for change in taken}, pending, done)
             self._hub.submit(_batch(taken, origin, publisher), done)
         return rejected
 
@@ -133,6 +160,8 @@ class ServicePublishing:
         if len(self._services) + len(self._creating) + len(needed) > self._services.policy.max:
             most = self._services.policy.max
             raise RefusedError("limit", f"{len(needed)} more services than the {most} of services.max")
+        if needed and self._services.total_bytes >= self._services.policy.most_bytes:
+            raise RefusedError("limit", self._services.too_large())
         for service_id, kind in needed.items():
             self._create(service_id, kind)
 
@@ -152,6 +181,46 @@ class ServicePublishing:
             self._create(service_id, _kind_of(change.change))
         elif kind is ServiceKind.JSON:
             parse_object(change.change)
+
+    def _growth(self, change: ServiceChange, client: ClientBudget | None, pending: int) -> int:
+        """Return how much the services may grow by a change; raise if there is no room for that."""
+        service = self._services.get(change.service_id)
+        growth = len(change.change)
+        if service is None:
+            growth += len(change.service_id.encode(errors="replace"))
+        elif service.kind is ServiceKind.LAST:
+            growth -= service.weight
+        if growth <= 0:
+            return 0
+        if self._services.total_bytes + growth > self._services.policy.most_bytes and (
+            service is None or service.kind is ServiceKind.LAST
+        ):
+            # Of a JSON object the state knows how much it grows: less than the change's text, as a rule.
+            raise _TooLargeError(self._services.too_large())
+        if client is not None:
+            # An object that it takes over counts as a whole.
+            new = 0 if service is None or service.owner is client else service.charge
+            has = client.state_bytes + client.state_pending + pending
+            if has + growth + new > client.most_state_bytes:
+                most = client.most_state_bytes
+                detail = f"the client has {has} bytes in services of {most} (limits.state_bytes_per_client)"
+                raise _TooLargeError(detail)
+        return growth
+
+    def _charged(self, client: ClientBudget, ids: set[str], pending: int, done: Done | None) -> Done:
+        """Charge a client for the services it changes, once its changes are in the log."""
+        client.state_pending += pending
+
+        def charged(outcome: Batch | StorageError) -> None:
+            client.state_pending -= pending
+            for service_id in ids:
+                service = self._services.get(service_id)
+                if service is not None and service.owner is not client:
+                    service.belongs_to(client)
+            if done is not None:
+                done(outcome)
+
+        return charged
 
     def _kind(self, service_id: str) -> ServiceKind | None:
         kind = self._services.kind(service_id)
@@ -191,6 +260,10 @@ def _shown(payload: bytes) -> str:
 
 class _TooManyError(UsageError):
     """There is no room for another service."""
+
+
+class _TooLargeError(UsageError):
+    """There is no room for more bytes."""
 
 
 def _kind_of(value: bytes) -> ServiceKind:

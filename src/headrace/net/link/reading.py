@@ -15,7 +15,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.topic_test import check_topic_pattern
 from headrace.log import Log
 from headrace.log.files import translating
-from headrace.log.snapshot import Snapshot, serialize
+from headrace.log.snapshot import packed
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
@@ -176,7 +176,7 @@ class LinkReading:
         if connection in self._packing:
             raise ExplainedError("busy", "a snapshot is being packed for this tube", limit=1)
         state = self._hub.state
-        taken = Snapshot(self._log.uuid, state.op, state.seq, state.sections())
+        taken = state.freeze()
 
         def over() -> None:
             self._packing.discard(connection)
@@ -189,7 +189,7 @@ class LinkReading:
             connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
         self._packing.add(connection)
-        self._background.answer(connection, request.id, made, serialize, taken, failed=over)
+        self._background.answer(connection, request.id, made, packed, self._log.uuid, taken, failed=over)
 
     def subscriptions(
         self, connection: LinkConnection, request: ask.SubscriptionsRequest, _body: memoryview

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
+from time import perf_counter, sleep
 from typing import Final, ParamSpec, TypeVar
 
 from headrace.config import Settings
 from headrace.errors import DamagedError, FullError, StorageError
 from headrace.hub.sequence import Hub
+from headrace.log.snapshot_pieces import Section, in_pieces
 from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
 from headrace.net.server.disk_room import DiskRoom
@@ -40,6 +42,9 @@ _MAX_BACKLOG: Final = 1 << 30
 """Bytes that may wait to be sealed while the hub is busy."""
 
 _UNLIMITED: Final = 1 << 62
+
+_LONGEST_REST: Final = 0.01
+"""Seconds of rest after one piece of a snapshot, at most."""
 
 TRUSTED_AFTER: Final = 600.0
 """Seconds after the start until messages are removed by their age: the machine's clock may not be set yet."""
@@ -79,6 +84,18 @@ class GroupCommit:
         self._hub.committed(done.result())
         if self._hub.log.tail_op > self._hub.log.head_op:
             self(self._hub.log.tail_op)
+
+
+def politely(section: Section) -> Iterator[bytes]:
+    """Make a section's pieces in a thread that rests as long as it works: the event loop needs the interpreter, too."""
+    pieces = iter(in_pieces(section))
+    while True:
+        begun = perf_counter()
+        piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
+        sleep(min(perf_counter() - begun, _LONGEST_REST))
 
 
 class LogMaintenance:
@@ -145,7 +162,9 @@ class LogMaintenance:
             state, kept = self._hub.state, self._log.snapshot
             if state.op > (0 if kept is None else kept.op):
                 try:
-                    await self._in_thread(self._log.write_snapshot, state.op, state.seq, state.sections())
+                    taken = state.freeze()
+                    sections = {name: politely(section) for name, section in taken.sections.items()}
+                    await self._in_thread(self._log.write_snapshot, taken.op, taken.seq, sections)
                 except StorageError:
                     raise
                 except Exception as error:
