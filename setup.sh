@@ -54,14 +54,14 @@ echo "Installing Headrace with Spark and the development tools (a few minutes th
 rm -f "$venv/.ready"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[spark,delta,iceberg,dev]'
 
-# Kernels are compiled on first import and cached beside their source. Do so now, so that neither the first message
-# nor the first test waits.
+# Kernels are compiled on first use and cached beside their source. Do so now, so that neither the first message
+# nor the first test runs without them.
 echo "Compiling the kernels ..."
 "$venv/bin/python" -c '
 import importlib, pkgutil, headrace.wire, headrace.matching
 for module in pkgutil.walk_packages(headrace.wire.__path__, "headrace.wire."):
-    if module.name.endswith("kernels"):
-        importlib.import_module(module.name)
+    if module.name.endswith(".kernels"):
+        importlib.import_module(module.name).warm()
 headrace.matching.warm()
 '
 

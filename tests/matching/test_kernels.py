@@ -8,7 +8,7 @@ import numpy as np
 from tests.matching.drawn import batch_of
 from tests.matching.test_index import NUMBERS, TEXTS, everything
 
-from headrace.matching import kernels, message_columns
+from headrace.matching import kernels, message_columns, warm
 from headrace.matching.index.build import build
 from headrace.matching.index.merging import living
 from headrace.matching.index.segment import Segment
@@ -40,7 +40,8 @@ def test_match_in_plain_python() -> None:
     ]
     read, attributes = message_columns.read(batch_of(said), [segment], SEED, json_attributes=False)
     results = []
-    for match in (kernels.match, kernels.match.py_func):  # type: ignore[attr-defined]
+    warm()
+    for match in (kernels.match.compiled, kernels.match.py_func):  # type: ignore[attr-defined]
         rows, counts = np.empty(10_000, np.int32), np.empty(len(said), np.int32)
         with np.errstate(over="ignore"):
             end, used = match(segment, read, attributes[0], SEED, 5, 0, len(said), rows, counts)

@@ -35,7 +35,7 @@ def test_with_one_it_is_not_unless_the_source_is_newer(package: Path) -> None:
 
 
 def test_what_is_loaded_is_not_cold(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kernels_of_a_test", sys)
+    monkeypatch.setattr(warm_up, "is_loaded", lambda name: name == "kernels_of_a_test")
     assert not warm_up.is_cold()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.matching.index.hashing import FLOATS, HASHES, PRIME, SEED, Hashes, intern, mixed
+from headrace.matching.index.hashing import FLOATS, HASHES, PRIME, SEED, Hashes, find_or_add, mixed
 from headrace.matching.index.segment import Bytes, Floats, Ints, Wide
 from headrace.wire.numba_kernels import BYTES, BYTES_IN, INDEX, INTS, INTS_2, OFFSETS_IN, WIDE, kernel, types
 
@@ -74,7 +74,7 @@ def read_names(
                     break
         code = int(guess)
         if not same:
-            code = intern(data, start, start + size, names, name_begins, slots, count, seed)
+            code = find_or_add(data, start, start + size, names, name_begins, slots, count, seed)
             if code == count:
                 count += 1
             following[before] = code

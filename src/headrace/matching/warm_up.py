@@ -1,13 +1,14 @@
 """Loading the kernels before a message has to wait for them.
 
-Numba loads kernels from its cache, which takes a moment, or compiles them, which takes a minute after an installation.
-That is too long for an event loop: if :func:`is_cold`, run :func:`warm` in a thread as early as possible.
+Numba loads kernels from its cache, which takes a moment, or compiles them, which takes half a minute after an
+installation. Until then plain Python does their work, which is enough for some hundred subscriptions: where there are
+more and kernels are cold (:func:`is_cold`), run :func:`warm` in a thread and wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
+from importlib import import_module
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from time import time
@@ -16,6 +17,7 @@ from typing import Final
 from headrace.matching.matcher import Matcher
 from headrace.matching.matches import CLIENT_BYTES
 from headrace.message import Batch, Run
+from headrace.wire.numba_kernels import is_loaded, load
 from headrace.wire.sdk import predicate
 from headrace.wire.sdk.predicate import Between, Equals
 
@@ -31,13 +33,17 @@ _SOURCES: Final = (
 )
 """The files whose code is compiled into kernels."""
 
+_MODULES: Final = tuple(
+    f"headrace.matching.{source.removesuffix('.py').replace('/', '.')}" for source in _SOURCES[:-1]
+)
+
 
 def is_cold() -> bool:
     """Whether kernels may have to be compiled, as far as can be seen without loading them.
 
     Numba caches them beside their modules. If it cannot write there it caches elsewhere, and they count as cold.
     """
-    if _KERNELS in sys.modules:
+    if is_loaded(_KERNELS):
         return False
     spec = find_spec(_KERNELS)
     if spec is None or spec.origin is None:
@@ -66,8 +72,10 @@ def _newest_source() -> float:
 
 def warm() -> None:
     """Load every kernel, and compile those that numba has not cached."""
+    for module in _MODULES:
+        import_module(module)
+    load(*_MODULES)
     matcher = Matcher()
     matcher.subscribe(bytes(CLIENT_BYTES), {"a": Equals("a"), "b": Between(0, 1)})
     matcher.rebuild(everything=True)
     matcher.match(Batch(Run.one(b"")))
-    import headrace.matching.row_filter  # noqa: F401 -- importing compiles

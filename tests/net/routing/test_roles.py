@@ -35,6 +35,7 @@ class Kernels:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     kernels = Kernels()
     monkeypatch.setattr(module, "is_cold", lambda: True)
+    monkeypatch.setattr(module, "FEW", -1)
     monkeypatch.setattr(module, "warm", kernels.warm)
     yield kernels
     kernels.there.set()

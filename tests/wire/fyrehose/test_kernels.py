@@ -12,6 +12,7 @@ from tests.wire.fyrehose_frames import client_frames, delivers, hub_frames, payl
 from headrace.message import MAX_RUN_BYTES, Run
 from headrace.wire.fyrehose import kernels, packet
 from headrace.wire.fyrehose.packet import Deliver, Push, Type, serialize
+from headrace.wire.numba_kernels import Kernel
 
 GUARD = 64
 """Bytes on either side of an output that a kernel must leave as they are."""
@@ -21,7 +22,8 @@ NAMES = [name for name in vars(kernels) if name.startswith(("measure_", "gather_
 
 def both(kernel: Any) -> list[Callable[..., Any]]:
     """A kernel as it is compiled and as it is written."""
-    return [kernel, kernel.py_func]
+    kernels.load(kernels.__name__)
+    return [kernel.compiled, kernel.py_func]
 
 
 def as_bytes(wire: bytes) -> Any:
@@ -70,17 +72,19 @@ def test_warm_runs_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_do_without_a_place_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
-    double = kernels.kernel("intp(intp)")(lambda number: 2 * number)
+    double = Kernel(lambda number: 2 * number, "intp(intp)").compile()
     assert double(21) == 42
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kernel_has_one_signature(name: str) -> None:
-    assert len(getattr(kernels, name).signatures) == 1
+    kernels.load(kernels.__name__)
+    assert len(getattr(kernels, name).compiled.signatures) == 1
 
 
 def test_nothing_is_compiled_for_another_type() -> None:
     # An error that a test can meet, and never seconds of compiling while the hub runs.
+    kernels.load(kernels.__name__)
     with pytest.raises(TypeError, match="No matching definition"):
         kernels.measure_pushes(np.zeros(4, np.float32), 0, 4, 10)
 

@@ -82,8 +82,8 @@ def _hash_client(first: int, second: int, third: int, seed: np.uint64) -> np.uin
     return mixed(mixed((np.uint64(first) << np.uint64(32) | np.uint64(second)) ^ seed) + np.uint64(third))
 
 
-@kernel(types.int32(BYTES_IN, INDEX, INDEX, BYTES, WIDE, INTS, INDEX, SEED))
-def intern(
+@inline
+def find_or_add(
     data: Bytes, begin: int, end: int, words: Bytes, begins: Wide, slots: Ints, count: int, seed: np.uint64
 ) -> int:
     """The code of ``data[begin:end]`` in a table of ``count`` words with room for one more; a new word is added."""
@@ -103,6 +103,14 @@ def intern(
     return count
 
 
+@kernel(types.int32(BYTES_IN, INDEX, INDEX, BYTES, WIDE, INTS, INDEX, SEED))
+def intern(
+    data: Bytes, begin: int, end: int, words: Bytes, begins: Wide, slots: Ints, count: int, seed: np.uint64
+) -> int:
+    """Do the same as :func:`find_or_add`, for one word."""
+    return find_or_add(data, begin, end, words, begins, slots, count, seed)
+
+
 @kernel(INDEX(BYTES, WIDE, BYTES, BYTES, WIDE, INTS, INDEX, SEED, INTS))
 def intern_used(
     source: Bytes,
@@ -119,7 +127,9 @@ def intern_used(
     for code in range(len(begins) - 1):
         codes[code] = -1
         if used[code]:
-            found = intern(source, begins[code], begins[code + 1], words, word_begins, slots, count, seed)
+            found = find_or_add(
+                source, begins[code], begins[code + 1], words, word_begins, slots, count, seed
+            )
             codes[code] = found
             if found == count:
                 count += 1

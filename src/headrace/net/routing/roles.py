@@ -28,6 +28,9 @@ from headrace.net.server.door import DoorContext
 REPLAY_BYTES: Final = 256 << 10
 """Payload bytes read from the log in one go for a client that is behind."""
 
+FEW: Final = 1000
+"""Subscriptions that plain Python can match while the kernels are compiled."""
+
 COMPILING_SECONDS: Final = 1.0
 """Loading kernels from the cache is quicker than this: what takes longer is compiling them."""
 
@@ -52,7 +55,8 @@ class Routing(RoutingRules):
                 place = self.own_path
                 self.to_dispatcher = ToDispatcher(context, self.node, lambda: place.upto, queue.go_on)
                 self.dispatcher_link = self.to_dispatcher
-        if (self.matches or self.connector is not None) and is_cold():
+        used = self.matches or self.connector is not None
+        if used and len(self.subscriptions) > FEW and is_cold():
             self._compile()
         # Only now is it known which of the subscriptions that the log has kept are matched here.
         for _ in self.matching.sort_out():
@@ -84,7 +88,9 @@ class Routing(RoutingRules):
         """The doors close what they have."""
 
     def _compile(self) -> None:
-        """Compile the matcher's kernels in a thread, which takes a minute, while all but matching goes on.
+        """Compile the matcher's kernels in a thread, while all but matching goes on.
+
+        With few subscriptions, plain Python matches meanwhile; many would hold up the event loop.
 
         When the hub stops, the thread is not waited for: it takes too long.
         """

@@ -10,7 +10,7 @@ Invariants, which hold for hostile bytes:
 - ``gather_payloads`` is called on what the scan has found.
 - Each kernel without its decorator (``.py_func``) is its own reference: plain Python on the same arrays.
 
-Signatures are explicit, so nothing is compiled while the hub runs. Numba renews its cache when this file changes
+Numba renews its cache when this file changes
 and not when another does, so the constants that are compiled in stand here; a test holds them and the codec's
 together.
 """
@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from headrace.wire.numba_kernels import BYTES, BYTES_IN, INTS, INTS_2, kernel, types
+from headrace.wire.numba_kernels import BYTES, BYTES_IN, INTS, INTS_2, kernel, load, types
 
 HEADER_BYTES: Final = 4
 ITEM_BYTES: Final = 3
@@ -45,7 +45,8 @@ _EDGES_IN = types.Array(types.int32, 2, "C", readonly=True)
 
 
 def warm() -> None:
-    """Run every kernel once. Importing this module compiles them, which takes long the first time."""
+    """Load every kernel and run it once; compiling them takes long the first time."""
+    load(__name__)
     data = np.frombuffer(bytes((PUBLISH, 0, ITEM_BYTES, 0, PAYLOAD, 0, 0)), np.uint8)
     edges = np.empty((1, COLUMNS), np.int32)
     scan_publishes(data, edges)

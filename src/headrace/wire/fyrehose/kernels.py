@@ -12,9 +12,7 @@ Invariants, which hold for hostile bytes and for inconsistent offsets alike:
   has passed;
 - each kernel without its decorator (``.py_func``) is its own reference: plain Python on the same arrays.
 
-Signatures are explicit, so nothing is compiled while the hub runs: importing this module compiles the kernels
-once and finds them in numba's cache from then on. The codec imports this module, and numba with it, when a
-batch needs it. Payload arrays may be read-only (``bytes``, mapped files), and offsets may
+Payload arrays may be read-only (``bytes``, mapped files), and offsets may
 lie at any address (inside a received buffer).
 
 The cache is renewed when this file changes and not when another does, so the constants that are compiled in
@@ -25,7 +23,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numba.core.cgutils
 import numpy as np
 import numpy.typing as npt
 
@@ -37,9 +34,10 @@ from headrace.wire.numba_kernels import (
     OFFSETS_IN,
     WIDE,
     WIDE_IN,
-    extending,
+    before_compiling,
     inline,
     kernel,
+    load,
     types,
 )
 
@@ -50,16 +48,14 @@ DELIVER_HEADER: Final = 9
 MAX_DATA: Final = 65_526
 MAX_DATAGRAM: Final = 65_507
 
-# Numba is typed in parts only; here it is all taken as untyped.
-cgutils: Any = numba.core.cgutils
-
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 Wide = npt.NDArray[np.int64]
 
 
 def warm() -> None:
-    """Run every kernel once, so that the next call meets compiled code and warm caches."""
+    """Load every kernel and run it once, so that the next call meets compiled code and warm caches."""
+    load(__name__)
     payload = np.frombuffer(b"x", np.uint8)
     offsets = np.array([0, 1], np.int32)
     packet = np.empty(DELIVER_HEADER + 1, np.uint8)
@@ -80,31 +76,40 @@ def _copy(target: Bytes, at: int, source: Bytes, begin: int, count: int) -> None
     target[at : at + count] = source[begin : begin + count]
 
 
-def _emit_memcpy(_context: Any, target: Any, at: Any, source: Any, begin: Any, count: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        target, at, source, begin, count = values
-        into = context.make_array(signature.args[0])(context, builder, target)
-        out_of = context.make_array(signature.args[2])(context, builder, source)
-        cgutils.raw_memcpy(
-            builder, builder.gep(into.data, [at]), builder.gep(out_of.data, [begin]), count, itemsize=1
-        )
-        return context.get_dummy_value()
+@before_compiling
+def _compile_copy() -> None:
+    """Compile :func:`_copy` to a bare memcpy.
 
-    return types.void(target, at, source, begin, count), codegen
+    Compiled slices cost some 50 ns in views and overlap checks: more than the copy of most payloads.
+    """
+    import numba.core.cgutils
+    import numba.extending
 
+    # Numba is only partly typed; here all of it counts as untyped.
+    extending: Any = numba.extending
+    cgutils: Any = numba.core.cgutils
 
-_memcpy = extending.intrinsic(_emit_memcpy)
+    def emit(_context: Any, target: Any, at: Any, source: Any, begin: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            target, at, source, begin, count = values
+            into = context.make_array(signature.args[0])(context, builder, target)
+            out_of = context.make_array(signature.args[2])(context, builder, source)
+            cgutils.raw_memcpy(
+                builder, builder.gep(into.data, [at]), builder.gep(out_of.data, [begin]), count, itemsize=1
+            )
+            return context.get_dummy_value()
 
+        return numba.types.void(target, at, source, begin, count), codegen
 
-def _compiled_copy(target: Any, at: Any, source: Any, begin: Any, count: Any) -> Any:  # noqa: ARG001
-    # Compiled slices cost some 50 ns in views and overlap checks: more than the copy of most payloads.
-    def copy(target: Any, at: Any, source: Any, begin: Any, count: Any) -> None:
-        _memcpy(target, at, source, begin, count)
+    memcpy = extending.intrinsic(emit)
 
-    return copy
+    def overload(target: Any, at: Any, source: Any, begin: Any, count: Any) -> Any:  # noqa: ARG001
+        def copy(target: Any, at: Any, source: Any, begin: Any, count: Any) -> None:
+            memcpy(target, at, source, begin, count)
 
+        return copy
 
-extending.overload(_copy)(_compiled_copy)
+    extending.overload(_copy)(overload)
 
 
 @inline

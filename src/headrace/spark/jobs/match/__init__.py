@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headrace.config import Address
 from headrace.errors import UsageError
-from headrace.matching import Matcher
+from headrace.matching import Matcher, warm
 from headrace.message import SCHEMA
 from headrace.protocols import PORTS
 from headrace.spark.hub_connections import link
@@ -188,6 +188,8 @@ def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]
     global _matcher
     name, table = shared.value
     if _matcher is None or _matcher[0] != name:
+        # A task has much to match: compiled code is worth waiting for.
+        warm()
         matcher = Matcher(max_subscriptions=max(table.num_rows, 1), json_attributes=json_attributes)
         matcher.load(matcher_table(table))
         matcher.rebuild(everything=True)

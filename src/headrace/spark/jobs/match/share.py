@@ -18,7 +18,7 @@ import pyarrow as pa
 from headrace.errors import WireError
 from headrace.hub.routing.local_matcher import LocalMatcher, pushes
 from headrace.hub.routing.subscriptions import PART, Subscriptions
-from headrace.matching import Ring
+from headrace.matching import Ring, warm
 from headrace.matching.ring import PLACE_BYTES, VNODES
 from headrace.message import Batch
 from headrace.spark.jobs.match.tables import SubscriptionTable
@@ -77,6 +77,8 @@ class Share:
         self.matched = 0
         """Messages matched, and clients found."""
         self.found = 0
+        # A task has much to match: compiled code is worth waiting for.
+        warm()
         self._ring = ring(shares)
         self._number = number
         self._subscriptions = Subscriptions()
