@@ -30,6 +30,7 @@ from headrace.log.files import WriterLock, sync_directory, translated, translati
 from headrace.log.frame import Piece, time_span
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
+from headrace.log.snapshot_pieces import Section
 from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
 from headrace.log.watermark import Watermark, begin, forget
@@ -430,8 +431,11 @@ class Log:
                         return sealed
         return None
 
-    def write_snapshot(self, op: int, seq: int, sections: Mapping[str, bytes]) -> None:
-        """Write the hub's state after operation ``op``, which must be committed; ``seq`` is the newest message then."""
+    def write_snapshot(self, op: int, seq: int, sections: Mapping[str, Section]) -> None:
+        """Write the hub's state after operation ``op``, which must be committed; ``seq`` is the newest message then.
+
+        Of what was written only the place is kept in memory: the state is there already.
+        """
         self._check_writable()
         if op > self.head_op:
             raise UsageError(f"cannot write a snapshot at {op}: the head is {self.head_op}")
@@ -441,10 +445,15 @@ class Log:
         if sync and self._synced < op:
             # After a power failure, a snapshot ahead of the log would look as if the log had lost its end.
             self.sync()
-        taken = snapshot.Snapshot(self.uuid, op, seq, sections)
+        state = snapshot.FrozenState(op, seq, sections)
         with translating(self.directory):
-            snapshot.write(self.directory, taken, sync=sync)
-        self.snapshot = taken
+            snapshot.write_frozen(self.directory, self.uuid, state, sync=sync)
+        self.snapshot = snapshot.Snapshot(self.uuid, op, seq, {})
+
+    def forget_sections(self) -> None:
+        """Free what the newest snapshot holds, once the state was restored from it."""
+        if self.snapshot is not None:
+            self.snapshot = replace(self.snapshot, sections={})
 
     def retain(
         self, now: int, *, retain_bytes: int, retain_us: int | None, holds: Mapping[str, int]
