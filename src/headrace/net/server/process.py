@@ -328,7 +328,8 @@ class Server:
 
     def _obey_policy(self) -> None:
         """Put the settings' policy on services into the log, if it is not there."""
-        policy = ServicePolicy(self.settings.services.auto, self.settings.services.max)
+        services, limits = self.settings.services, self.settings.limits
+        policy = ServicePolicy(services.auto, services.max, limits.state_bytes)
         # A cluster's first entry tells every node which log it is: it must not wait for a publisher.
         if policy != self.services.policy or (self._cluster is not None and not self.hub.log.tail_op):
             self.hub.submit(obey(policy))
