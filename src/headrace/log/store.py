@@ -7,8 +7,9 @@ Between messages stand entries, the hub's own bookkeeping, which have no numbers
 log's **operations** (``op``), counted for those who must agree on both: commits, syncs, snapshots, other nodes and
 copies. Readers of messages never meet them.
 
-Threads: one thread appends and rotates; any thread reads, syncs, seals or trims. The segments are one tuple that is
-replaced, never changed, so a reader keeps the segments it found, and descriptors live as long as their readers.
+Threads: one thread at a time appends, rotates or cuts; any thread reads, syncs, seals or trims. The segments are one
+tuple that is replaced, never changed, so a reader keeps the segments it found, and descriptors live as long as their
+readers.
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ class Log:
         self.lock = lock
         self._segment_bytes = segment_bytes
         self._segments: tuple[Segment, ...] = tuple(recovered.segments)
+        self._writing = threading.Lock()
         self._changing = threading.Lock()
         self._syncing = threading.Lock()
+        self.syncs = 0
+        """How often the log was synced: as long as that stays the same, :attr:`syncing` is one sync."""
         self._sealing = threading.Lock()
         self._writer = TailWriter()
         self.damaged: dict[TailFile, DamagedError] = {}
@@ -162,6 +166,16 @@ class Log:
         return self._synced < self.tail_op
 
     @property
+    def syncing(self) -> bool:
+        """Whether a sync is under way."""
+        return self._syncing.locked()
+
+    @property
+    def writing(self) -> bool:
+        """Whether another thread appends, rotates or cuts now."""
+        return self._writing.locked()
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments, oldest first; the last is the open tail."""
         return self._segments
@@ -172,9 +186,13 @@ class Log:
         They must follow the tail and one another without a hole, and their times must not decrease. A batch without an
         operation gets the next.
         """
+        with self._writing:
+            self._append(batches)
+
+    def _append(self, batches: Sequence[Batch]) -> None:
         file = self._tail_file
         if file.size >= self._segment_bytes and not file.empty:
-            self.rotate()
+            self._rotate()
             file = self._tail_file
         pieces: list[Piece] = []
         frames: list[EncodedFrame] = []
@@ -216,7 +234,7 @@ class Log:
         if self.tail_op or len(self._segments) > 1:
             raise UsageError(f"the log {self.uuid} has messages: it cannot become the log {uuid}")
         sync = self.fsync != "never"
-        with self._syncing, self._changing, translating(file.path):
+        with self._writing, self._syncing, self._changing, translating(file.path):
             fresh = TailFile.create(file.path, uuid, file.first_op, file.first, sync=sync)
             if sync:
                 sync_directory(self.directory)
@@ -227,7 +245,7 @@ class Log:
     def cut_back(self, last: int) -> None:
         """Remove every operation after ``last`` for good; none of them may be committed.
 
-        Call it from the thread that appends; it waits for the disk.
+        It waits for the disk.
         """
         self._check_writable()
         if last < self.head_op:
@@ -235,7 +253,7 @@ class Log:
         if last >= self.tail_op:
             return
         # A sync under way could otherwise count later appends as synced.
-        with self._syncing, self._changing, translating(self.directory):
+        with self._writing, self._syncing, self._changing, translating(self.directory):
             self._synced = min(self._synced, last)
             # First: what is appended in place of what is cut off is not on the disk yet.
             self._mark(sync=True)
@@ -271,6 +289,7 @@ class Log:
                 raise StorageError(self.failure) from error
             self._synced = max(self._synced, upto)
             self._mark()
+            self.syncs += 1
             return upto
 
     def read(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> list[Batch]:
@@ -401,7 +420,17 @@ class Log:
         return next((segment.first_time() for segment in self._kept if segment.last >= segment.first), None)
 
     def rotate(self) -> None:
-        """Begin a new open tail, so that the old one can be sealed. An empty tail stays."""
+        """Begin a new open tail, so that the old one can be sealed.
+
+        An empty tail stays, and so does one that another thread is appending to: nobody waits for the disk here.
+        """
+        if self._writing.acquire(blocking=False):
+            try:
+                self._rotate()
+            finally:
+                self._writing.release()
+
+    def _rotate(self) -> None:
         old = self._tail_file
         if old.empty:
             return
