@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
-from headrace.errors import StorageError, UnavailableError, UsageError
+from headrace.errors import HeadraceError, StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters
 from headrace.hub.sequencer import Done, Sequencer, Submission, tied_groups
 from headrace.hub.state import HubState
@@ -30,6 +31,11 @@ from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
 
 CommitRule = Callable[[int], None]
 """Called after each append with the last operation; must call :meth:`Hub.committed` in time."""
+
+WhenWritten = Callable[[HeadraceError | None], None]
+WriteRule = Callable[[Sequence[Batch], WhenWritten], bool]
+"""Appends batches and returns true. If it returns false the hub is paused: they are being appended, and how that ended
+is told before the hub resumes."""
 
 TURN_BYTES: Final = 256 << 10
 """Payload bytes of a full turn: enough to be worth its overhead, few enough to keep readers and writers busy."""
@@ -99,6 +105,10 @@ class Hub:
         self._appended: deque[Submission] = deque()
         self.append_bytes: int | None = None
         """Most payload bytes in one append; longer tied groups are refused."""
+        self.write: WriteRule | None = None
+        """Appends to the log what this hub numbers; by default that is done at once."""
+        self.paused = False
+        """Whether what this hub would number waits, since the disk has not answered yet."""
         self.failed: StorageError | None = None
         """The error after which nothing can be committed any more."""
         self.shortage: StorageError | None = None
@@ -133,8 +143,17 @@ class Hub:
 
     @property
     def crowded(self) -> bool:
-        """Whether too much is appended and not yet committed."""
-        return self._uncommitted > self._max_uncommitted
+        """Whether too much is appended and not yet committed, or waits for the disk."""
+        waiting = self._uncommitted + self._waiting if self.paused else self._uncommitted
+        return waiting > self._max_uncommitted
+
+    def resume(self) -> None:
+        """Number messages again: the disk has answered."""
+        was_congested, self.paused = self.congested, False
+        if self._submitted:
+            self.wake()
+        if was_congested and not self.congested:
+            self.relieved()
 
     def submit(self, batch: Batch, done: Done | None = None, *, tied: bool = False) -> None:
         """Queue messages for this turn; the first asks for a turn.
@@ -157,6 +176,8 @@ class Hub:
 
     def turn(self, now: int) -> None:
         """Number and append what was submitted since the last turn, or pass it to the sequencer; ``now`` in µs."""
+        if self.paused and self.sequencer is None:
+            return
         submitted, self._submitted = self._submitted, []
         self._waiting = 0
         if not submitted:
@@ -172,6 +193,10 @@ class Hub:
         If the disk fails, the error is raised, and the caller retries with the same batches.
         """
         self.log.append(batches)
+        self.followed(batches)
+
+    def followed(self, batches: Sequence[Batch]) -> None:
+        """Take over batches that were appended to the log for another hub."""
         self.counters.add("followed", sum(len(batch) for batch in batches if not batch.is_entries))
         self._appended_now(batches, [None] * len(batches))
 
@@ -198,6 +223,10 @@ class Hub:
     def cut_back(self, last: int) -> None:
         """Remove uncommitted operations after ``last`` from the log, and refuse them."""
         self.log.cut_back(last)
+        self.was_cut_back(last)
+
+    def was_cut_back(self, last: int) -> None:
+        """Refuse uncommitted operations after ``last``, which were removed from the log."""
         was_congested = self.congested
         cut: list[Submission] = []
         while self._appended and self._appended[-1].batch.last_op > last:
@@ -234,8 +263,7 @@ class Hub:
         ):
             groups = tied_groups(submitted)
             if len(groups) > 1:
-                for group in groups:
-                    self._append(group, now)
+                self._append_each(groups, now)
             else:
                 size = sum(each.batch.run.size for each in submitted)
                 error = UnavailableError(
@@ -256,20 +284,46 @@ class Hub:
             self.refuse(submitted, StorageError(f"sequence numbers end at {MAX_SEQUENCE}"), "sequence")
             return
         try:
-            self.log.append(numbered)
-        except StorageError as error:
+            if self.write is None:
+                self.log.append(numbered)
+            elif not self.write(numbered, partial(self._written, submitted, numbered, now)):
+                return
+        except HeadraceError as error:
+            self._written(submitted, numbered, now, error)
+        else:
+            self._appended_now(numbered, [submission.done for submission in submitted])
+
+    def _append_each(self, groups: Sequence[Sequence[Submission]], now: int) -> None:
+        """Append groups one by one; those that have to wait for the disk wait before all others."""
+        for place, group in enumerate(groups):
+            if self.paused:
+                rest = [each for later in groups[place:] for each in later]
+                self._submitted = [*rest, *self._submitted]
+                self._waiting += sum(each.batch.size for each in rest)
+                return
+            self._append(group, now)
+
+    def _written(
+        self,
+        submitted: Sequence[Submission],
+        numbered: Sequence[Batch],
+        now: int,
+        error: HeadraceError | None,
+    ) -> None:
+        """Go on after an append, or after it has failed."""
+        if error is None:
+            self._appended_now(numbered, [submission.done for submission in submitted])
+        elif isinstance(error, StorageError):
             self.refuse(submitted, error, "storage")
-            return
-        except UsageError as error:
+        elif not isinstance(error, UsageError):
+            raise error
+        else:
             # Doors submit only what can be written. If one fails to, only the unfit group is refused.
             groups = tied_groups(submitted)
             if len(groups) == 1:
                 self.refuse(submitted, StorageError(f"it cannot be written: {error}"), "unfit")
             else:
-                for group in groups:
-                    self._append(group, now)
-            return
-        self._appended_now(numbered, [submission.done for submission in submitted])
+                self._append_each(groups, now)
 
     def _without_messages(self, submitted: Sequence[Submission], error: StorageError) -> Sequence[Submission]:
         """Refuse the messages, and what is tied to them; return the rest."""
