@@ -35,6 +35,11 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "received": (("origin",), "Messages in, by protocol."),
     "delivered": (("door", "transport"), "Messages out."),
     "refused": (("door", "reason"), "Requests and frames of peers that were refused."),
+    "refused_access": (
+        ("door", "action", "reason"),
+        "Actions that a principal may not do, and peers that did not prove who they are.",
+    ),
+    "audit_dropped": ((), "Records that the audit log has no room or no disk for."),
     "refused_messages": (("origin", "reason"), "Messages that were refused."),
     "entries": ((), "Entries of the hub's own bookkeeping that were logged; they take no sequence number."),
     "followed": ((), "Messages taken from the hub that numbers them."),

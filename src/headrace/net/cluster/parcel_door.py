@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.client.tls import RenewedContext
 from headrace.cluster.membership import (
     SILENCE_SECONDS,
     Discover,
@@ -265,6 +265,7 @@ class ParcelStream(DoorConnection[Any]):
         if sender != identity.id:
             raise UnexpectedError("parcel", "id", sender, f"{identity.id}, as in its identity")
         greeted = self._tags.greeted
+        self.check_certificate(identity)
         # The first one is tagged with the cluster's key alone: anyone who has recorded it can send it again.
         proven = not self._tags.tag or self.peer is not None
         self._unproven = None if proven else identity
@@ -280,6 +281,12 @@ class ParcelStream(DoorConnection[Any]):
             identity, now, tag=tag, hello=greeted, proven=proven, source=source
         )
         self._obey(asked)
+
+    def check_certificate(self, identity: NodeInfo) -> None:
+        """Refuse a node whose certificate is another's: it is bound to the node's name."""
+        if self._tags.greeted and self.certificate_names and identity.name not in self.certificate_names:
+            names = " or ".join(self.certificate_names)
+            raise UnexpectedError("parcel", "name", identity.name, f"{names}, as in its certificate")
 
     def _pretended(self, parcel: Parcel) -> None:
         """Answer a peer without a hello that uses a node's id: it may ask, and is not taken for that node."""
@@ -321,12 +328,14 @@ class ParcelStream(DoorConnection[Any]):
 class ParcelDoor(TcpDoor[ParcelStream]):
     """The door for other nodes, and for anyone who speaks the document."""
 
+    has_login = True
+
     def __init__(
         self,
         context: DoorContext,
         host: ParcelHost,
         listening: socket.socket,
-        tls: ssl.SSLContext | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
         super().__init__(context, "parcel", listening, tls=tls)
         self.host = host

@@ -39,6 +39,8 @@ RETRY_SECONDS: Final = 0.001
 class SdkDoor(TcpDoor["SdkStream"]):
     """The door, open on a TCP socket."""
 
+    has_login = True
+
     def __init__(self, context: DoorContext, connector: Connector, listening: socket.socket) -> None:
         super().__init__(context, "sdk", listening)
         self.connector = connector
@@ -60,7 +62,7 @@ class SdkStream(DoorConnection[SdkDoor]):
     def take(self, frame: Command) -> None:
         """Do what a client commands."""
         if isinstance(frame, Auth) and self._machine.allows(SdkEvent.AUTH):
-            denied = self.door.context.authentication.judge(frame, time())
+            _, denied = self.door.context.authentication.judge(frame, time(), address=self.endpoint[0])
             if denied is not None:
                 self.refuse(denied, f"client {client_id_text(frame.client_id)}")
                 return

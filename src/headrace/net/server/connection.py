@@ -14,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
+from headrace.client.tls import RenewedContext
 from headrace.errors import StorageError, WireError
+from headrace.hub.access.principal import EVERYTHING, Principal
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
+from headrace.net.server.accepting import Endpoint, Listening
 from headrace.net.server.door import DoorContext
+from headrace.net.server.tls import certificate_names
 from headrace.wire.receive_buffer import Decoder
 
 RECEIVE_BYTES: Final = 128 << 10
@@ -32,13 +35,11 @@ MAX_FRAMES: Final = 256
 SMALL_REST: Final = 4 << 10
 """Bytes of an unfinished frame that are not counted: nearly every read ends with some."""
 
-BACKLOG: Final = 1024
-
 LONGEST_KEEPALIVE: Final = 32767
 """Seconds: the most that Linux takes for a keepalive setting."""
 
-TLS_SHUTDOWN_SECONDS: Final = 2.0
-"""Seconds for closing a connection under TLS: a peer that hangs must not hold up a hub that stops."""
+OWN: Final = Principal("this hub", EVERYTHING)
+"""Whom this hub has dialled itself, as its settings say."""
 
 S = TypeVar("S", bound="DoorConnection[Any]")
 D = TypeVar("D", bound="ConnectionGroup[Any]")
@@ -75,6 +76,10 @@ class ConnectionGroup(Generic[S]):
     def release(self, _address: str) -> None:
         """Forget an admitted connection that is over."""
 
+    def principal_of(self, _address: str, _certificate: str) -> Principal:
+        """Return who a new connection's peer is, as far as its address and certificate tell."""
+        return OWN
+
     def tick(self, now: float) -> None:
         """Enforce every connection's deadlines."""
         for connection in tuple(self.connections):
@@ -110,6 +115,9 @@ class ConnectionGroup(Generic[S]):
 class TcpDoor(ConnectionGroup[S]):
     """A door that accepts connections; a subclass makes the protocol of each."""
 
+    has_login: ClassVar[bool] = False
+    """Whether its protocol lets a peer prove who it is; elsewhere an unknown one is refused at once."""
+
     def __init__(
         self,
         context: DoorContext,
@@ -117,12 +125,13 @@ class TcpDoor(ConnectionGroup[S]):
         listening: socket.socket,
         *,
         receive_bytes: int = RECEIVE_BYTES,
-        tls: ssl.SSLContext | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
+        """``tls`` replaces the hub's own."""
         super().__init__(context, name, receive_bytes)
         self._listening = listening
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
 
     def connection(self) -> S:
         """Make the protocol of a new connection."""
@@ -130,15 +139,8 @@ class TcpDoor(ConnectionGroup[S]):
 
     async def open(self) -> None:
         """Accept connections."""
-        plain = self._tls is None
-        self._server = await asyncio.get_running_loop().create_server(
-            self.connection,
-            sock=self._listening,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if plain else self.settings.limits.handshake_seconds,
-            ssl_shutdown_timeout=None if plain else TLS_SHUTDOWN_SECONDS,
-        )
+        entrance = self.context.entrance
+        self._server = await entrance.listen(self.name, self._listening, self._connection_of, tls=self._tls)
 
     def admit(self, address: str) -> Refusal | None:
         """Count a new connection, or return why it is refused."""
@@ -151,11 +153,21 @@ class TcpDoor(ConnectionGroup[S]):
         """Forget an admitted connection that is over."""
         self.context.admission.release(address, self.name)
 
+    def principal_of(self, address: str, certificate: str) -> Principal:
+        """Return who a new connection's peer is, as far as its address and certificate tell."""
+        return self.context.access.principals.of_peer(address, certificate)
+
     def stop(self) -> None:
         """Accept and read nothing more."""
         if self._server is not None:
             self._server.close()
         super().stop()
+
+    def _connection_of(self, origin: Endpoint | None) -> S:
+        connection = self.connection()
+        if origin is not None:
+            connection.endpoint = origin
+        return connection
 
 
 class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
@@ -175,7 +187,13 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """When it began, and when something last came."""
         self.reading_paused = False
         self.endpoint = ("", 0)
-        """The peer's address and port."""
+        """The peer's address and port; those that a trusted proxy has named are there before the connection is."""
+        self.certificate_name = ""
+        """The subject name of the peer's certificate, if it has shown one."""
+        self.certificate_names: tuple[str, ...] = ()
+        """All names in it."""
+        self.principal = OWN
+        """Who the peer is."""
         self._decoder = decoder
         self._where = ""
         self._crowded = False
@@ -241,17 +259,32 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             # It was closed before it was accepted.
             self._transport.abort()
             return
-        self.endpoint = peer[:2]
-        self.name = self._where = f"{peer[0]}:{peer[1]}"
+        if not self.endpoint[0]:
+            self.endpoint = peer[:2]
+        self.name = self._where = f"{self.endpoint[0]}:{self.endpoint[1]}"
+        self.certificate_names = certificate_names(transport.get_extra_info("peercert"))
+        self.certificate_name = next(iter(self.certificate_names), "")
         self._transport.set_write_buffer_limits(high=self.limits.queue_bytes - 1)
         self._probe(transport.get_extra_info("socket"))
         refusal = self.door.admit(self.endpoint[0])
         if refusal is not None:
             self.refuse(*refusal)
             return
+        self.principal = self.door.principal_of(self.endpoint[0], self.certificate_name)
+        if not (self.principal.known or getattr(self.door, "has_login", True)):
+            self.door.release(self.endpoint[0])
+            self.door.context.access.turned_away(self.door.name, self.name, self.principal.name, "unknown")
+            self.refuse(
+                "not_allowed", "auth.required is on, and no principal has this address or certificate"
+            )
+            return
         self.admitted = True
         self.door.connections.add(self)
         self.door.empty.clear()
+        if self.principal is not OWN:
+            self.door.context.access.join(self)
+            if not self.principal.anonymous:
+                self.door.context.access.let_in(self.principal, self.door.name, self.name)
         self.opened()
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -350,6 +383,15 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def room(self) -> int:
         """Bytes that may still be sent before the peer takes some."""
         return 0 if self._full else self.limits.queue_bytes - self.buffered
+
+    def identified(self, principal: Principal) -> None:
+        """Note who the peer has proven to be."""
+        self.principal = principal
+        self.door.context.access.let_in(principal, self.door.name, self.name)
+
+    def revoked(self, detail: str) -> None:
+        """End: what the peer might do, it may no longer."""
+        self.refuse("revoked", detail)
 
     def is_called(self, who: str) -> None:
         """Name the peer in the log by its client id, beside its address."""
@@ -466,4 +508,5 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.door.context.unfinished.hold(self, 0)
         if self.admitted:
             self.admitted = False
+            self.door.context.access.leave(self)
             self.closed()

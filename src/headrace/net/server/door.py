@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.config import Settings
+from headrace.hub.access.access import AccessControl
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
 from headrace.hub.state_parts import StateParts
+from headrace.net.server.accepting import Entrance
 from headrace.net.server.admission import Admission
 from headrace.tube.unfinished import UnfinishedBytes
 
@@ -29,8 +31,12 @@ class DoorContext:
     parts: StateParts
     intake: PublishIntake
     authentication: Authentication
+    access: AccessControl
+    """Who may do what."""
     unfinished: UnfinishedBytes
     """Memory for messages that are not whole, of all doors."""
+    entrance: Entrance
+    """How every TCP door accepts."""
 
 
 class Door(Protocol):

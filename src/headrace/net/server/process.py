@@ -20,8 +20,12 @@ import msgspec
 
 from headrace.cluster.durable_state import STATE_FILE
 from headrace.config import Address, Settings
+from headrace.config.key_files import keys_of
 from headrace.errors import ConfigError, StorageError, UsageError
+from headrace.hub.access.access import AccessControl
+from headrace.hub.access.audit import AuditTrail
 from headrace.hub.access.authentication import Authentication
+from headrace.hub.access.principals import Principals
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import CommitReceiver, Hub
 from headrace.hub.services.objects import ServicePolicy, obey
@@ -31,7 +35,9 @@ from headrace.log.start_after_snapshot import check_original
 from headrace.message import node_id
 from headrace.net.cluster.node import ClusterNode
 from headrace.net.routing.roles import Routing
+from headrace.net.server.accepting import Entrance
 from headrace.net.server.admission import Admission, room_for
+from headrace.net.server.audit_file import AuditFile
 from headrace.net.server.binding import DoorBinder
 from headrace.net.server.door import Door, DoorContext, close_all
 from headrace.net.server.doors import DoorOpener
@@ -41,7 +47,7 @@ from headrace.net.server.status_report import facts_of
 from headrace.net.server.steady_clock import SteadyClock
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.tube.unfinished import UnfinishedBytes
-from headrace.wire.fyrehose import kernels
+from headrace.wire.numba_kernels import never_wait
 
 logger = logging.getLogger("headrace")
 
@@ -84,12 +90,16 @@ class Server:
         self.started = time()
         self.ready = False
         self.hub: Hub
+        self.access: AccessControl
+        self._principals: Principals
+        self._audit: AuditFile
         self._intake: PublishIntake
         self.parts = StateParts()
         self.services = self.parts.services
         self.consumers = self.parts.consumers
         self.subscriptions = self.parts.subscriptions
         self.routing: Routing
+        self.entrance: Entrance
         self.maintenance: LogMaintenance
         self._upstream: Upstream | None = None
         self._cluster: ClusterNode | None = None
@@ -113,13 +123,14 @@ class Server:
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self.admission)
+        return len(self.admission) + self.entrance.unfinished
 
     async def start(self) -> None:
         """Open everything; when this returns, every door accepts."""
         settings = self.settings
         _check_roles(settings)
-        kernels.warm()
+        self._principals = Principals(settings, keys_of(settings))
+        never_wait()
         directory = settings.node.data / "log"
         self._upstream = upstream_of(settings)
         if settings.cluster.peers:
@@ -198,6 +209,8 @@ class Server:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
             await self._upstream.close()
+        self.access.audit.close()
+        await loop.run_in_executor(self._disk, self._audit.close)
         closing = loop.run_in_executor(self._disk, log.close)
         try:
             async with asyncio.timeout_at(max(deadline, loop.time() + _FOR_THE_LOG * seconds)):
@@ -300,6 +313,9 @@ class Server:
         hub.take_turn = self._turn
         hub.relieved = self._relieved
         self.hub = hub
+        self.entrance = Entrance(settings, hub.counters)
+        self._audit = AuditFile(settings.node.data, self._disk, hub.counters)
+        self.access = AccessControl(self._principals, hub.counters, AuditTrail(self._audit, time))
         self._intake = PublishIntake(
             hub, self.parts.publishers, self.parts.queries, settings.node.data / "stages"
         )
@@ -336,7 +352,7 @@ class Server:
 
     async def _open_doors(self) -> None:
         auth, limits, cluster = self.settings.auth, self.settings.limits, self._cluster
-        authentication = Authentication(auth.clients, required=auth.required, allow_sha1=auth.sha1)
+        authentication = Authentication(self.access.keys, required=auth.required, allow_sha1=auth.sha1)
         context = DoorContext(
             self.hub,
             self.settings,
@@ -345,7 +361,9 @@ class Server:
             self.parts,
             self._intake,
             authentication,
+            self.access,
             UnfinishedBytes(max(limits.unfinished_bytes, limits.message_bytes)),
+            self.entrance,
         )
         opener = DoorOpener(context, self.binder, self._add)
         await opener.backbone()
@@ -398,8 +416,11 @@ class Server:
             await asyncio.sleep(_TICK)
             for door in self._doors:
                 door.tick(loop.time())
+            self.entrance.tls.tick(loop.time())
             if self._upstream is not None:
                 self._upstream.tick(loop.time())
+            self.access.audit.tick()
+            self._audit.tick()
 
     async def _flush_upstream(self, seconds: float) -> None:
         above = self._upstream if self._cluster is None else self._cluster

@@ -47,6 +47,8 @@ _LONGEST_KEEPIDLE: Final = 32_767
 class SppDoor(TcpDoor["SppConnection"]):
     """The door: what its connections share."""
 
+    has_login = True
+
     def __init__(self, context: DoorContext, listening: socket.socket) -> None:
         super().__init__(context, "spp", listening)
         self.authentication = context.authentication
@@ -209,7 +211,7 @@ class SppConnection(DoorConnection[SppDoor]):
         except WireError as error:
             self._deny(error.reason, error)
             return
-        denied = self.door.authentication.judge(auth, time())
+        _, denied = self.door.authentication.judge(auth, time(), address=self.endpoint[0])
         if denied is not None:
             self._deny(denied, f"client {client_id_text(auth.client_id)}")
             return
