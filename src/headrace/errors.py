@@ -31,7 +31,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any, Literal
 
-Protocol = Literal["fyrehose", "spp", "parcel", "attribute", "sdk", "tube", "link", "log", "capture"]
+Protocol = Literal["fyrehose", "spp", "parcel", "attribute", "sdk", "tube", "link", "log", "capture", "proxy"]
 
 _SHOWN = 64
 """Length of a peer's value in an error: enough to recognise it, too little to flood a log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -33,14 +34,22 @@ _SCHEMES = {
     "tube+tcp": (Transport.TCP, TCP_PORT),
     "tube+ws": (Transport.WEBSOCKET, WEBSOCKET_PORT),
     "ws": (Transport.WEBSOCKET, WEBSOCKET_PORT),
+    "tube+tls": (Transport.TCP, TCP_PORT),
+    "wss": (Transport.WEBSOCKET, WEBSOCKET_PORT),
 }
+_TLS = ("tube+tls", "wss")
+_SHUTDOWN_SECONDS = 2.0
+"""How long the peer of a closed connection has to say goodbye under TLS."""
 
 
-def connect(url: str, *, options: TubeOptions = DEFAULT_OPTIONS) -> Opening[Tube]:
+def connect(
+    url: str, *, options: TubeOptions = DEFAULT_OPTIONS, tls: ssl.SSLContext | None = None
+) -> Opening[Tube]:
     """Connect to a tube server.
 
     ``tube://host:port`` is TCP (port 8081 unless it says otherwise), ``ws://host:port/path`` WebSocket (8080);
-    ``tube+tcp`` and ``tube+ws`` are other names for the two.
+    ``tube+tcp`` and ``tube+ws`` are other names for the two. ``tube+tls`` and ``wss`` are the same under TLS; ``tls``
+    says whom to trust there, by default those whom the system trusts.
 
     Raises :class:`~headrace.errors.UnreachableError` if there is no answer within ``options.handshake_seconds``,
     :class:`~headrace.errors.RefusedError` if a web server refuses, and a :class:`~headrace.errors.WireError` if the
@@ -60,7 +69,7 @@ def connect(url: str, *, options: TubeOptions = DEFAULT_OPTIONS) -> Opening[Tube
     >>> asyncio.run(ask())
     b'GOOD DAY'
     """
-    return Opening(partial(_connect, _Target.parse(url), options))
+    return Opening(partial(_connect, _Target.parse(url), options, tls))
 
 
 class Opening(Generic[T]):
@@ -83,12 +92,12 @@ class Opening(Generic[T]):
         await self._opened.__aexit__(kind, error, trace)
 
 
-async def _connect(target: _Target, options: TubeOptions) -> Tube:
+async def _connect(target: _Target, options: TubeOptions, tls: ssl.SSLContext | None) -> Tube:
     session = TubeSession(Side.CLIENT, target.transport, options)
     tube = Tube(session)
     try:
         async with asyncio.timeout(options.handshake_seconds):
-            await _open(target, session)
+            await _open(target, session, tls)
     except TimeoutError:
         raise UnreachableError(target.url, f"no answer within {options.handshake_seconds:g} s") from None
     except (OSError, UnicodeError) as error:
@@ -97,9 +106,18 @@ async def _connect(target: _Target, options: TubeOptions) -> Tube:
     return tube
 
 
-async def _open(target: _Target, session: TubeSession) -> None:
+async def _open(target: _Target, session: TubeSession, tls: ssl.SSLContext | None) -> None:
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.create_connection(lambda: target.protocol(session), target.host, target.port)
+    secured: dict[str, Any] = {}
+    if target.tls:
+        secured = {
+            "ssl": tls or ssl.create_default_context(),
+            "server_hostname": target.host,
+            "ssl_shutdown_timeout": _SHUTDOWN_SECONDS,
+        }
+    transport, _ = await loop.create_connection(
+        lambda: target.protocol(session), target.host, target.port, **secured
+    )
     try:
         await session.wait_open()
     except BaseException:
@@ -115,6 +133,7 @@ class _Target:
     transport: Transport
     host: str
     port: int
+    tls: bool = False
 
     @classmethod
     def parse(cls, url: str) -> _Target:
@@ -127,12 +146,13 @@ class _Target:
             if transport is Transport.WEBSOCKET:
                 # Without a port the library would take 80; and it knows the scheme under one name only.
                 netloc = parts.netloc if parts.port is not None else f"{parts.netloc.rstrip(':')}:{port}"
-                url = urlunsplit(parts._replace(scheme="ws", netloc=netloc))
+                scheme = "wss" if parts.scheme in _TLS else "ws"
+                url = urlunsplit(parts._replace(scheme=scheme, netloc=netloc))
                 parse_uri(url)
         except (KeyError, ValueError, InvalidURI):
-            expected = "tube://host:port or ws://host:port/path"
+            expected = "tube://host:port or ws://host:port/path, or with TLS tube+tls:// or wss://"
             raise UsageError(f"{url!r} is no tube: expected {expected}") from None
-        return cls(url, transport, parts.hostname, port)
+        return cls(url, transport, parts.hostname, port, parts.scheme in _TLS)
 
     def protocol(self, session: TubeSession) -> TubeTransport:
         if self.transport is Transport.TCP:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from headrace.config import Address
 from headrace.errors import HeadraceError, UsageError
@@ -59,6 +59,11 @@ class Tube:
     def peer(self) -> Address:
         """The peer's address."""
         return self._session.peer
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The certificate that the peer has shown under TLS, as the ssl module gives it; empty if none."""
+        return self._session.certificate
 
     @property
     def local(self) -> Address:

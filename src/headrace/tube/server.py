@@ -6,10 +6,11 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from headrace.config import Address
 from headrace.errors import UsageError
@@ -31,6 +32,22 @@ plain function attaches a receiver, or keeps the tube, and owns it from then on.
 Admit = Callable[[Tube], bool]
 
 
+class Listener(Protocol):
+    """What accepts connections until it is closed."""
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """The sockets it listens on."""
+
+    def close(self) -> None:
+        """Accept no more."""
+
+
+Accept = Callable[[socket.socket, Callable[[tuple[str, int] | None], asyncio.BaseProtocol]], Awaitable[Listener]]
+"""Accepts connections on a socket, with a protocol for each, made for the peer's address if that is another's than the
+socket says."""
+
+
 def serve(
     handler: Handler,
     host: str | Sequence[str] | None = "127.0.0.1",
@@ -42,13 +59,16 @@ def serve(
     admit: Admit | None = None,
     origins: Origins | None = None,
     unfinished: UnfinishedBytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    accept: Accept | None = None,
 ) -> Opening[TubeServer]:
     """Listen for tubes, on ``host`` and ``port`` (0 takes a free one) or on a socket that is bound already.
 
     ``admit`` is called for each connection before anything is read; ``False`` ends it there. On WebSocket, ``origins``
     lists the origins of web pages that may connect, or patterns for them (``None`` allows clients that send none, which
     all but browsers do); without it, all may. ``unfinished`` bounds the memory for messages that are not whole, of all
-    tubes of all servers that share it.
+    tubes of all servers that share it. With ``tls``, the connections are TLS. ``accept`` accepts connections of ``sock``
+    in the server's place.
 
     Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
 
@@ -67,6 +87,7 @@ def serve(
     except ValueError:
         raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'") from None
     server = TubeServer(handler, kind, options, admit, origins, unfinished)
+    server.tls, server.accept = tls, accept
     if port is None:
         port = TCP_PORT if server.transport is Transport.TCP else WEBSOCKET_PORT
     return Opening(partial(server.listen, host, port, sock))
@@ -104,7 +125,9 @@ class TubeServer:
         self._sessions: dict[TubeSession, Tube] = {}
         """All connections, including those not open yet."""
         self._tasks: dict[asyncio.Future[None], TubeSession] = {}
-        self._listener: asyncio.Server
+        self.tls: ssl.SSLContext | None = None
+        self.accept: Accept | None = None
+        self._listener: Listener
         self._closing = False
         self._closed = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
@@ -141,7 +164,7 @@ class TubeServer:
             else:
                 session.close()
         if busy and self.options.close_seconds < math.inf:
-            loop = self._listener.get_loop()
+            loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(self.options.close_seconds, self._cancel_handlers)
         self._note_closed()
 
@@ -163,16 +186,23 @@ class TubeServer:
         loop = asyncio.get_running_loop()
         try:
             if sock is None:
-                self._listener = await loop.create_server(self._protocol, host, port)
+                self._listener = await loop.create_server(self._protocol, host, port, ssl=self.tls)
+            elif self.accept is not None:
+                self._listener = await self.accept(sock, self._protocol)
             else:
-                self._listener = await loop.create_server(self._protocol, sock=sock)
+                self._listener = await loop.create_server(self._protocol, sock=sock, ssl=self.tls)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {sock or f'{host}:{port}'}: {error.strerror or error}"
             ) from error
         return self
 
-    def _protocol(self) -> TubeTransport:
+    def _protocol(self, origin: tuple[str, int] | None = None) -> TubeTransport:
+        transport = self._transport()
+        transport.origin = None if origin is None else Address(*origin)
+        return transport
+
+    def _transport(self) -> TubeTransport:
         session = TubeSession(Side.SERVER, self.transport, self.options, self._unfinished)
         tube = Tube(session)
         session.admit = partial(self._admits, session, tube)

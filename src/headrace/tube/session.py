@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, WireError
@@ -116,6 +116,11 @@ class TubeSession:
     def peer(self) -> Address:
         """The peer's address."""
         return self._peer
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The certificate that the peer has shown."""
+        return self._connection.certificate
 
     @property
     def local(self) -> Address:

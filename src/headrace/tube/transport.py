@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from headrace.config import Address
 from headrace.errors import WireError
@@ -63,13 +63,20 @@ class TubeTransport(asyncio.BufferedProtocol):
         self._read_size = SMALLEST_READ
         self.written = 0
         """Bytes handed to the transport so far."""
+        self.origin: Address | None = None
+        """The peer's address, if it is another than the socket's: one that a proxy has named."""
 
     # Called by the session
 
     @property
     def peer(self) -> Address:
         """The peer's address."""
-        return address_of(self._transport.get_extra_info("peername"))
+        return self.origin or address_of(self._transport.get_extra_info("peername"))
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The certificate that the peer has shown, as the ssl module gives it; empty if it has shown none."""
+        return self._transport.get_extra_info("peercert") or {}
 
     @property
     def local(self) -> Address:
@@ -191,8 +198,8 @@ class TcpTransport(TubeTransport):
         self._session.ready()
 
     def eof_received(self) -> bool:
-        """Pass on that the peer sends no more; return whether we may still send."""
-        return self._session.end()
+        """Pass on that the peer sends no more; return whether we may still send, which TLS never allows."""
+        return self._session.end(sending=self._transport.can_write_eof())
 
     def _take(self, data: memoryview) -> bool:
         return self._session.receive(data)

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
+from headrace.net.server.accepting import NO_TLS_ANSWER, Endpoint, Listening
 from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
@@ -40,7 +41,7 @@ logger = logging.getLogger("headrace")
 class HttpDoor:
     """A running http door."""
 
-    def __init__(self, runner: web.AppRunner, listening: asyncio.Server, admission: Admission) -> None:
+    def __init__(self, runner: web.AppRunner, listening: Listening, admission: Admission) -> None:
         self.admission = admission
         self._runner = runner
         self._listening = listening
@@ -65,8 +66,11 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
         keepalive_timeout=KEEPALIVE_SECONDS,
     )
     await runner.setup()
-    listening = await asyncio.get_running_loop().create_server(
-        lambda: _ConnectionLimit(runner, connections), sock=sock, backlog=128
+    listening = await server.entrance.listen(
+        "http",
+        sock,
+        lambda origin: _ConnectionLimit(runner, connections, origin),
+        plain_answer=NO_TLS_ANSWER,
     )
     return HttpDoor(runner, listening, admission)
 
@@ -92,14 +96,16 @@ class _ErrorLog(logging.Logger):
 class _ConnectionLimit(asyncio.Protocol):
     """Admits a connection as every other door does, and passes its events on to the http protocol."""
 
-    def __init__(self, runner: web.AppRunner, connections: _Connections) -> None:
+    def __init__(self, runner: web.AppRunner, connections: _Connections, origin: Endpoint | None) -> None:
         self._runner = runner
         self._connections = connections
+        self._origin = origin
+        """The peer's address, if a proxy has named it."""
         self._handler: asyncio.Protocol | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)
-        serving, peer = self._runner.server, stream.get_extra_info("peername")
+        serving, peer = self._runner.server, self._origin or stream.get_extra_info("peername")
         if serving is None or peer is None:
             stream.abort()
             return

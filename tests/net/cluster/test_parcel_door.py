@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cbor2
 import pytest
+from tests.certificates import Authority
 from tests.net.conftest import Start
 from tests.net.raw import DSC_REQ, LOOPBACK, SECONDS, SEQ_REQ, until
 
@@ -22,7 +23,6 @@ from headrace.net.server.process import Server
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import DscReq, Mode, NodeInfo, Ping
 
-CERTIFICATES = Path(__file__).parent / "certificates"
 
 
 class Peer:
@@ -357,13 +357,17 @@ async def test_a_name_that_no_host_can_have_is_not_reached(start: Start, peers: 
     await until(lambda: server.hub.counters.get("dial_failures", door="parcel"))
 
 
-async def test_one_that_never_finishes_its_tls_handshake_is_cut_off(start: Start, peers: ExitStack) -> None:
+async def test_one_that_never_finishes_its_tls_handshake_is_cut_off(
+    start: Start, peers: ExitStack, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    node = authority.sign("node")
     server = await start(
         f"cluster.peers={LOOPBACK}:1",
         "limits.handshake_seconds=0.2",
-        f"cluster.tls_cert={CERTIFICATES / 'node.pem'}",
-        f"cluster.tls_key={CERTIFICATES / 'node.key'}",
-        f"cluster.tls_ca={CERTIFICATES / 'node.pem'}",
+        f"cluster.tls_cert={node.cert}",
+        f"cluster.tls_key={node.key}",
+        f"cluster.tls_ca={authority.ca}",
     )
     peer = dial(server, peers)
     with suppress(ConnectionResetError):

@@ -8,17 +8,17 @@ is dialled in earnest again when it is silent, or says hello.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import replace
 from random import Random
 from typing import Final
 
 from headrace.client.reconnect import DialPlan, keep_dialling
+from headrace.client.tls import RenewedContext, dial_arguments
 from headrace.cluster.membership import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
 from headrace.net.cluster.parcel_door import ParcelHost, ParcelStream
-from headrace.net.server.connection import TLS_SHUTDOWN_SECONDS, ConnectionGroup
+from headrace.net.server.connection import ConnectionGroup
 from headrace.net.server.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import Body, DscReq, DscRes, Mode, NodeInfo, Ping, SeqReq, SeqRes, StateChange
@@ -108,6 +108,7 @@ class DialledStream(ParcelStream):
         if not answer.neighbours or answer.neighbours[0].id != sender:
             raise UnexpectedError("parcel", "neighbours", sender, "the responder first")
         responder = answer.neighbours[0]
+        self.check_certificate(responder)
         self._obey(self.host.membership.answered(str(self.address), answer, now, hello=greeted))
         if not self.admitted:
             return
@@ -135,7 +136,7 @@ class DialledStream(ParcelStream):
 class PeerConnections(ConnectionGroup[DialledStream]):
     """The connections to the configured peers, made again when lost."""
 
-    def __init__(self, context: DoorContext, host: ParcelHost, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, context: DoorContext, host: ParcelHost, tls: RenewedContext | None = None) -> None:
         super().__init__(context, "parcel")
         self.host = host
         self._tls = tls
@@ -193,9 +194,7 @@ class PeerConnections(ConnectionGroup[DialledStream]):
             lambda: DialledStream(self, address, asked=asked, heartbeat=heartbeat),
             address.host,
             address.port,
-            ssl=self._tls,
-            server_hostname=None if self._tls is None else address.host,
-            ssl_shutdown_timeout=None if self._tls is None else TLS_SHUTDOWN_SECONDS,
+            **dial_arguments(self._tls, address),
         )
         return stream
 

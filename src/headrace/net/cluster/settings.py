@@ -1,16 +1,13 @@
-"""What the settings say about a node of a cluster: its own address, its peers and its certificates.
+"""What the settings say about a node of a cluster: its own address and its peers.
 
 ``cluster.peers`` may be the same list on every node, so each node has to find itself in it, whatever name it goes by
 there. An address is this node's if its port is that of the node's door and its host leads to where the door listens: to
 that very address, or, if the door listens on all of the machine's, to any of them.
-
-With TLS, each node shows a certificate that the others' authority has signed.
 """
 
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -25,13 +22,6 @@ class NodeAddresses(NamedTuple):
 
     host: str
     peers: tuple[Address, ...]
-
-
-class TlsContexts(NamedTuple):
-    """TLS contexts for accepting and for dialling; None without TLS."""
-
-    server: ssl.SSLContext | None = None
-    client: ssl.SSLContext | None = None
 
 
 def addresses_of(settings: Settings, door: Address | None, known_nodes: int) -> NodeAddresses:
@@ -71,31 +61,6 @@ def is_own(peer: Address, door: Address) -> bool:
     if ip_address(door.host.partition("%")[0]).is_unspecified:
         return any(map(_is_local, _hosts(peer)))
     return door.host in _hosts(peer)
-
-
-def tls_contexts(settings: Settings) -> TlsContexts:
-    """Load ``cluster.tls_cert``, ``cluster.tls_key`` and ``cluster.tls_ca``: all of them, or none."""
-    cluster = settings.cluster
-    given = {"tls_cert": cluster.tls_cert, "tls_key": cluster.tls_key, "tls_ca": cluster.tls_ca}
-    if not any(given.values()):
-        return TlsContexts()
-    for name, value in given.items():
-        if value is None:
-            expected = "a file: tls_cert, tls_key and tls_ca belong together"
-            raise _misconfigured(settings, f"cluster.{name}", expected)
-    made = []
-    for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
-        try:
-            context = ssl.create_default_context(purpose, cafile=cluster.tls_ca)
-            context.load_cert_chain(str(cluster.tls_cert), str(cluster.tls_key))
-        except (OSError, ssl.SSLError) as error:
-            expected = f"a certificate, its key and an authority that can be read ({error})"
-            raise _misconfigured(settings, "cluster.tls_cert", expected) from None
-        # Both ends show a certificate: no node is an anonymous client.
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        made.append(context)
-    return TlsContexts(*made)
 
 
 def _misconfigured(settings: Settings, key: str, expected: str) -> ConfigError:

@@ -14,7 +14,6 @@ from headrace.config import Address
 from headrace.net.cluster.node import ClusterNode
 from headrace.net.cluster.parcel_door import ParcelDoor, ParcelHost
 from headrace.net.cluster.peer_connections import PeerConnections
-from headrace.net.cluster.settings import tls_contexts
 from headrace.net.fyrehose.door import FyrehoseDoor
 from headrace.net.link.door import LinkDoor
 from headrace.net.routing.dispatcher_door import DispatcherDoor, Targets
@@ -89,7 +88,7 @@ class DoorOpener:
 
     async def nodes(self, cluster: ClusterNode, listening: socket.socket, peers: Sequence[Address]) -> None:
         """Open the door of a cluster's node, and its connections to the other nodes."""
-        tls = tls_contexts(self._settings)
+        tls = self._context.entrance.tls.between_nodes()
         dialled = PeerConnections(self._context, cluster, tls.client)
         cluster.ask = dialled.ask
         for address in peers:

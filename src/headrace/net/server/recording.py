@@ -127,6 +127,18 @@ class RecordingLoop(uvloop.Loop):
         return await super().create_server(recorded, *args, **kwargs)
 
 
+def recorded_as_at(
+    sock: socket.socket, make: Callable[..., asyncio.BaseProtocol]
+) -> Callable[..., asyncio.BaseProtocol]:
+    """Return what makes the protocols of a listening socket's connections; recorded ones if the event loop records."""
+    loop = asyncio.get_running_loop()
+    recorder = loop.recorder if isinstance(loop, RecordingLoop) else None
+    door = None if recorder is None else recorder.door_at(sock)
+    if recorder is None or door is None:
+        return make
+    return lambda *args: _Recorded(cast("asyncio.BufferedProtocol", make(*args)), recorder, door)
+
+
 def recorded_datagrams(sock: socket.socket, door: str) -> socket.socket:
     """Return the socket, or one that records its datagrams if the event loop records."""
     loop = asyncio.get_running_loop()
