@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.certificates import HERE, Authority
 from tests.hubprocess import lasting_port
 from tests.net.conftest import Start
 from tests.net.raw import LOOPBACK
@@ -33,7 +34,6 @@ from headrace.wire.link.requests import PublishRequest
 from headrace.wire.parcel.body import Mode
 
 SECONDS = 40.0
-CERTIFICATES = Path(__file__).parent / "certificates"
 
 
 async def until(what: str, holds: Callable[[], object]) -> None:
@@ -279,12 +279,14 @@ async def test_what_a_reader_lost_is_known_to_every_node_and_counted_by_one(make
     assert told.hub.counters.get("reader_lost") == 9
 
 
-async def test_with_a_key_and_certificates(make: Make) -> None:
+async def test_with_a_key_and_certificates(make: Make, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    shared = authority.sign("node0", ["node1", "node2", *HERE])
     nodes = await make(
         "cluster.key=secret",
-        f"cluster.tls_cert={CERTIFICATES / 'node.pem'}",
-        f"cluster.tls_key={CERTIFICATES / 'node.key'}",
-        f"cluster.tls_ca={CERTIFICATES / 'node.pem'}",
+        f"cluster.tls_cert={shared.cert}",
+        f"cluster.tls_key={shared.key}",
+        f"cluster.tls_ca={authority.ca}",
     )
     primary = await nodes.work()
     async with link_of(primary) as link:
@@ -296,6 +298,15 @@ async def test_with_a_key_and_certificates(make: Make) -> None:
     intruder = await nodes.start(number, "cluster.key=other")
     await until("it is refused", lambda: "refused" in str(intruder.hub.counters.as_dict()))
     await until("it sees no majority", lambda: intruder.status()["mode"] == "ERR")
+    # A certificate is bound to its node's name: with another's, it is refused, too.
+    await nodes.stop(number)
+    other = authority.sign("elsewhere")
+    before = primary.hub.counters.get("refused", door="parcel", reason="unexpected")
+    await nodes.start(number, f"cluster.tls_cert={other.cert}", f"cluster.tls_key={other.key}")
+    await until(
+        "it is refused by name",
+        lambda: primary.hub.counters.get("refused", door="parcel", reason="unexpected") > before,
+    )
     assert [message.payload for message in await kept(primary)][-1] == b"hidden"
 
 
