@@ -14,18 +14,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 from tests.hubprocess import HubProcess, lasting_port
 from tests.system.observing import eventually, status
 
 from headrace.config import DOORS
 
-Pair = tuple[int, int]
+End: TypeAlias = Hashable
+"""An end of a wire: a node's number, or any name that a test has for its clients and what they dial."""
+
+Pair: TypeAlias = tuple[End, End]
 
 SERVED = ("fyrehose", "spp", "sdk", "publisher", "tube_tcp", "parcel", "http")
 
@@ -34,9 +37,11 @@ class Wires:
     """The proxies: ``wires.port(i, j)`` is where node ``i`` finds node ``j``."""
 
     def __init__(self, nodes: int) -> None:
-        self.targets: dict[int, tuple[str, int]] = {}
+        self.targets: dict[End, tuple[str, int]] = {}
         """Where each node's door is."""
         self._cut: set[Pair] = set()
+        self._slow: dict[Pair, float] = {}
+        self._carrying: dict[Pair, set[asyncio.Task[None]]] = {}
         self._ports: dict[Pair, int] = {}
         self._changed: asyncio.Condition
         self._loop = asyncio.new_event_loop()
@@ -44,13 +49,27 @@ class Wires:
         self._thread.start()
         self._do(self._open(nodes))
 
-    def port(self, source: int, target: int) -> int:
+    def port(self, source: End, target: End) -> int:
         """Where ``source`` dials to reach ``target``."""
         return self._ports[source, target]
 
-    def cut(self, source: int, target: int) -> None:
-        """Hold back everything from one node to another."""
+    def add(self, source: End, target: End, address: tuple[str, int]) -> str:
+        """Add a wire to an address; return where ``source`` dials."""
+        self.targets[target] = address
+        self._do(self._listen((source, target)))
+        return f"127.0.0.1:{self.port(source, target)}"
+
+    def cut(self, source: End, target: End) -> None:
+        """Hold back everything from one end to another."""
         self._do(self._set({*self._cut, (source, target)}))
+
+    def slow(self, source: End, target: End, seconds: float) -> None:
+        """Let everything from one end to another wait, 64 KiB at a time."""
+        self._slow[source, target] = seconds
+
+    def drop(self, source: End, target: End) -> None:
+        """Close the connections that are open; new ones are taken."""
+        self._do(self._drop((source, target)))
 
     def cut_off(self, node: int) -> None:
         """Hold back everything to and from a node."""
@@ -59,7 +78,8 @@ class Wires:
         self._do(self._set(self._cut | pairs))
 
     def mend(self) -> None:
-        """Let everything pass, including what was held back."""
+        """Let everything pass at once, including what was held back."""
+        self._slow.clear()
         self._do(self._set(set()))
 
     def close(self) -> None:
@@ -74,14 +94,20 @@ class Wires:
 
     async def _open(self, nodes: int) -> None:
         self._changed = asyncio.Condition()
-        self._servers = []
+        self._servers: list[asyncio.Server] = []
         for source in range(nodes):
             for target in range(nodes):
                 if source != target:
-                    serve = self._serving((source, target))
-                    server = await asyncio.start_server(serve, "127.0.0.1", lasting_port())
-                    self._servers.append(server)
-                    self._ports[source, target] = server.sockets[0].getsockname()[1]
+                    await self._listen((source, target))
+
+    async def _listen(self, pair: Pair) -> None:
+        server = await asyncio.start_server(self._serving(pair), "127.0.0.1", lasting_port())
+        self._servers.append(server)
+        self._ports[pair] = server.sockets[0].getsockname()[1]
+
+    async def _drop(self, pair: Pair) -> None:
+        for task in self._carrying.get(pair, set()):
+            task.cancel()
 
     async def _close(self) -> None:
         for server in self._servers:
@@ -109,14 +135,17 @@ class Wires:
                 except (OSError, KeyError):
                     return
                 with contextlib.closing(onward[1]):
-                    ways = (
+                    ways = {
                         asyncio.ensure_future(self._carry(reader, onward[1], source, target)),
                         asyncio.ensure_future(self._carry(onward[0], writer, target, source)),
-                    )
+                    }
+                    carrying = self._carrying.setdefault(pair, set())
+                    carrying |= ways
                     try:
                         # When one end closes, both do.
                         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                     finally:
+                        carrying -= ways
                         for way in ways:
                             way.cancel()
                         await asyncio.gather(*ways, return_exceptions=True)
@@ -124,23 +153,27 @@ class Wires:
         return serve
 
     async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: int, target: int
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: End, target: End
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 await self._passable(source, target)
+                if late := self._slow.get((source, target), 0):
+                    await asyncio.sleep(late)
                 writer.write(data)
                 await writer.drain()
         # The end of a connection is held back, too.
         await self._passable(source, target)
 
-    async def _passable(self, source: int, target: int) -> None:
+    async def _passable(self, source: End, target: End) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: (source, target) not in self._cut)
 
 
 class Trio:
     """Three nodes; make them with :meth:`start`."""
+
+    process: ClassVar[type[HubProcess]] = HubProcess
 
     def __init__(self, directory: Path, sets: tuple[str, ...]) -> None:
         self.wires = Wires(3)
@@ -179,7 +212,7 @@ class Trio:
             doors = [f"listen.{door}={address}" for door, address in lost.doors.items()]
         shut = [f"listen.{door}=off" for door in DOORS if door not in SERVED]
         peers = ",".join(f"127.0.0.1:{self.wires.port(number, each)}" for each in others)
-        node = HubProcess.start(
+        node = self.process.start(
             directory,
             f"node.name=node{number}",
             "cluster.name=trio",

@@ -11,7 +11,8 @@ ones twice in one history, except to try again. The rules:
 ``invented``        what is read was published by somebody
 ``lost``            what was acknowledged is there, under the number that was told, whoever reads everything afterwards
 ``refused``         what was refused for certain is not there
-``hole``            a reader's numbers are 5, 6, 7, …: none is missing, none comes again, none goes back
+``hole``            a reader's numbers are 5, 6, 7, …: none is missing, none comes again, none goes back (but those of
+                    durable consumers, which get everything at least once)
 ``order``           a publisher's messages have numbers in the order in which it sent them
 ``went back``       a node's head never falls, and covers what that node has acknowledged before it was asked
 """
@@ -71,7 +72,7 @@ class _Facts:
                         continue
                     for seq, payload in enumerate(payloads, first):
                         self._learn(seq, payload, source)
-                case Saw(reader, seq, payload):
+                case Saw(reader, seq, payload, _):
                     self._learn(seq, payload, reader)
                     if payload not in self.published:
                         text = f"{reader} has {_shown(payload)} as number {seq}, which nobody sent"
@@ -105,7 +106,7 @@ def _remembered(events: list[Event]) -> Iterator[Event | None]:
                 newest_first.append(None)
             case Acknowledged(_, _, last, _) if kept is not None and (last is None or last > kept):
                 newest_first.append(None)
-            case Saw(_, seq, _) if kept is not None and seq > kept:
+            case Saw(_, seq, _, _) if kept is not None and seq > kept:
                 newest_first.append(None)
             case Told() | ReadAll() if kept is not None:
                 newest_first.append(None)
@@ -124,7 +125,7 @@ def _lost(facts: _Facts, events: list[Event | None]) -> Iterator[Violation]:
                 acknowledged.update(dict.fromkeys(range(first, last + 1), op))
             case Acknowledged(op, _, _, _):
                 somewhere.update(dict.fromkeys(facts.sent[op].payloads, op))
-            case Saw(reader, seq, payload):
+            case Saw(reader, seq, payload, _):
                 seen.setdefault(reader, {})[seq] = payload
             case ReadAll(reader, first, last):
                 has = seen.get(reader, {})
@@ -154,7 +155,7 @@ def _refused(facts: _Facts, events: list[Event | None]) -> Iterator[Violation]:
 def _holes(events: list[Event | None]) -> Iterator[Violation]:
     newest: dict[str, int] = {}
     for event in events:
-        if isinstance(event, Saw):
+        if isinstance(event, Saw) and event.whole:
             before = newest.get(event.reader)
             if before is not None and event.seq != before + 1:
                 yield Violation("hole", f"{event.reader} was given {event.seq} after {before}")
@@ -172,8 +173,8 @@ def _order(facts: _Facts, events: list[Event | None]) -> Iterator[Violation]:
                 continue
             before, earlier = newest.get(event.publisher, (0, b""))
             if seq <= before:
-                text = f"{_shown(payload)} of {event.publisher} is number {seq}, and {_shown(earlier)}, sent before it, {before}"
-                yield Violation("order", text)
+                text = f"{_shown(payload)} of {event.publisher} is number {seq}"
+                yield Violation("order", f"{text}, and {_shown(earlier)}, sent before it, {before}")
             newest[event.publisher] = (seq, payload)
 
 

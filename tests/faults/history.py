@@ -56,6 +56,8 @@ class Saw:
     reader: str
     seq: int
     payload: bytes
+    whole: bool = True
+    """Whether its numbers are to be whole; a durable consumer's may come again, and in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,9 @@ class History:
         """Note that they were not."""
         self.events.append(Failed(op, why, refused))
 
-    def saw(self, reader: str, seq: int, payload: bytes) -> None:
+    def saw(self, reader: str, seq: int, payload: bytes, *, whole: bool = True) -> None:
         """Note that a reader was given a message."""
-        self.events.append(Saw(reader, seq, payload))
+        self.events.append(Saw(reader, seq, payload, whole))
 
     def told(self, reader: str, node: str, head: int, since: int) -> None:
         """Note where a node said that its head is."""

@@ -18,7 +18,7 @@ def history(
     head: int = 6,
     readers: tuple[str, ...] = READERS,
 ) -> History:
-    """Two publishers whose messages are numbers 1 to 5, one that was never answered (6), and what all read in the end."""
+    """Two publishers, whose messages are numbers 1 to 5 and one that was not answered; what all read in the end."""
     told = History()
     first = told.invoked("a", [b"a1", b"a2"])
     second = told.invoked("b", [b"b1"])
@@ -92,6 +92,16 @@ def test_messages_out_of_order_are_found() -> None:
 @pytest.mark.parametrize("numbers", [[1, 2, 4], [1, 2, 2, 3], [3, 4, 2]], ids=["hole", "repeat", "back"])
 def test_a_reader_whose_numbers_are_not_whole_is_found(numbers: list[int]) -> None:
     assert rules(history(tail=numbers)) == {"hole"}
+
+
+def test_a_consumer_may_be_given_a_message_again_but_misses_none() -> None:
+    told = history()
+    for seq, payload in [(1, b"a1"), (3, b"b1"), (2, b"a2"), (3, b"b1"), (4, b"a3"), (5, b"b2"), (6, b"a4")]:
+        told.saw("consumer", seq, payload, whole=False)
+    told.read_all("consumer", 1, 6)
+    assert rules(told) == set()
+    told.read_all("consumer", 1, 7)
+    assert rules(told) == {"hole"}
 
 
 def test_a_hole_in_what_is_read_at_the_end_is_found() -> None:

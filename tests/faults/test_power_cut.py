@@ -16,7 +16,7 @@ def record(kind: str, inode: int = 0, offset: int = 0, data: bytes = b"") -> byt
 
 def after(*records: bytes, files: dict[str, bytes] | None = None) -> Disk:
     files = {TAIL: b""} if files is None else files
-    disk = Disk(files, {place: path for place, path in enumerate(files, 1)})
+    disk = Disk(files, dict(enumerate(files, 1)))
     disk.replay(b"".join(records))
     return disk
 

@@ -1,0 +1,315 @@
+"""Clients of a hub or a cluster, by several doors: they publish, read, watch, and keep a history of what they are told.
+
+    load = Load(history, random, doors)
+    await load.start()
+    await load.progress()          # until something that is sent from now on is acknowledged
+    await load.finish(head)        # publishers stop, readers come as far as ``head``
+
+Every message is another one: it names its publisher and its count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+from tests.faults.history import History
+
+import headrace
+from headrace.client.base import Client
+from headrace.client.link.client import LinkClient
+from headrace.errors import HeadraceError, RefusedError, UnreachableError
+from headrace.message import Message
+from headrace.wire.fyrehose.stream import Push, serialize
+
+PATIENCE_SECONDS = 60.0
+"""Far longer than anything here takes, so that no test fails on a busy machine."""
+
+_CERTAIN = frozenset({"fenced", "conflict", "forbidden", "auth"})
+"""Refusals that say that nothing was taken."""
+
+_LONGEST = 3000
+
+C = TypeVar("C", bound=Client)
+
+
+@dataclass(frozen=True)
+class Doors:
+    """Where clients find a node's doors, by way of wires that can be cut."""
+
+    node: str
+    tube: str
+    fyrehose: str
+    http: str
+    datagrams: tuple[str, int]
+
+
+class Load:
+    """Publishers and readers of some nodes."""
+
+    def __init__(self, history: History, random: Random, nodes: Sequence[Doors], before: int = 0) -> None:
+        self.history = history
+        self.acknowledged = 0
+        """Messages that were acknowledged."""
+        self._random = random
+        self._nodes = nodes
+        self._before = before
+        self._stopping = False
+        self._publishing: list[asyncio.Task[None]] = []
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._newest: dict[str, int] = {}
+        self._consumed: set[int] = set()
+        self._lives = 0
+
+    async def start(self) -> None:
+        """Begin to publish and to read."""
+        for number, node in enumerate(self._nodes):
+            # One that stays with its node, and one that goes to the next when it is lost.
+            self._publish_by(self._link_publisher(f"link{number}", node.tube, node.node))
+            if len(self._nodes) > 1:
+                hosts = ",".join(each.tube for each in (*self._nodes[number:], *self._nodes[:number]))
+                self._publish_by(self._link_publisher(f"roaming{number}", hosts, None))
+            self._publish_by(self._push(f"push{number}", node))
+            self._publish_by(self._watch(node))
+        self._publish_by(self._post(self._nodes[0]))
+        self._publish_by(self._send_datagrams(self._nodes[-1]))
+        self.read(self._before)
+
+    def read(self, before: int) -> None:
+        """Begin to read after a number, with readers that know nothing of what was before."""
+        for task in self._reading.values():
+            task.cancel()
+        self._reading.clear()
+        self._newest.clear()
+        self._consumed.clear()
+        self._before = before
+        self._lives += 1
+        for node in self._nodes:
+            self._read_by(f"follow at {node.node}", self._follow(node.tube, before + 1))
+            self._read_by(f"fyrehose at {node.node}", self._receive(node.fyrehose, before + 1))
+        name = f"consumer/{self._lives}"
+        self._reading[name] = asyncio.create_task(self._consume(name, self._nodes[-1].tube, before + 1))
+
+    async def progress(self, count: int = 3) -> None:
+        """Wait until messages that are sent from now on are acknowledged."""
+        begun = {id(task) for task in self._publishing}
+        assert begun
+        mark = len(self.history)
+        target = self.acknowledged + count
+
+        def done() -> bool:
+            self._check()
+            return self.acknowledged >= target
+
+        await until(f"something is acknowledged after event {mark}", done)
+
+    async def finish(self) -> None:
+        """Let publishers come to their end."""
+        self._stopping = True
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.gather(*self._publishing)
+
+    async def caught_up(self, head: int) -> None:
+        """Wait until all readers have come as far as ``head``, and let them go."""
+        everything = set(range(self._before + 1, head + 1))
+
+        def done() -> bool:
+            self._check()
+            return all(each >= head for each in self._newest.values()) and self._consumed >= everything
+
+        try:
+            await until(f"readers have come as far as {head}", done)
+        except BaseException as error:
+            lacking = len(everything - self._consumed)
+            error.add_note(f"they are at {self._newest}, and the consumer lacks {lacking}")
+            raise
+        for name in self._reading:
+            self.history.read_all(name, self._before + 1, head)
+        await self.cancel()
+
+    async def cancel(self) -> None:
+        """End everything at once."""
+        tasks = [*self._publishing, *self._reading.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _publish_by(self, work: Coroutine[Any, Any, None]) -> None:
+        self._publishing.append(asyncio.create_task(work))
+
+    def _read_by(self, name: str, messages: AsyncIterator[Message]) -> None:
+        name = f"{name} ({self._lives})"
+        self._newest[name] = 0
+
+        async def take() -> None:
+            async for message in messages:
+                self.history.saw(name, message.seq, message.payload)
+                self._newest[name] = message.seq
+
+        self._reading[name] = asyncio.create_task(take())
+
+    def _check(self) -> None:
+        for task in (*self._publishing, *self._reading.values()):
+            if task.done() and not task.cancelled():
+                task.result()
+
+    # Publishers
+
+    def _payloads(self, name: str, first: int, count: int) -> list[bytes]:
+        filler = self._random.randbytes(64).hex().encode()
+        lengths = (self._random.choice((0, 10, 100, _LONGEST)) for _ in range(count))
+        return [
+            b"%s/%d/" % (name.encode(), each) + (filler * 24)[:length]
+            for each, length in enumerate(lengths, first)
+        ]
+
+    async def _link_publisher(self, name: str, hosts: str, node: str | None) -> None:
+        count = 0
+        async with _closing(await _link(hosts)) as link:
+            publisher = link.publisher(name)
+            while not self._stopping:
+                payloads = self._payloads(name, count, self._random.choice((1, 1, 2, 20)))
+                count += len(payloads)
+                op = self.history.invoked(name, payloads)
+                try:
+                    answer = await publisher.publish(payloads, topic=f"faults/{name}")
+                except RefusedError as error:
+                    self.history.failed(op, error.code, refused=error.code in _CERTAIN)
+                except HeadraceError as error:
+                    self.history.failed(op, str(error))
+                else:
+                    self.history.acknowledged(op, answer.first, answer.last, node)
+                    self.acknowledged += len(payloads)
+                await asyncio.sleep(self._random.choice((0.002, 0.01, 0.03)))
+
+    async def _post(self, node: Doors) -> None:
+        """Publish by HTTP. A post that times out may be taken after the next one, so each is a publisher of its own."""
+        count = 0
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(5)) as session:
+            while not self._stopping:
+                count += 1
+                [payload] = self._payloads("post", count, 1)
+                op = self.history.invoked(f"post{count}", [payload])
+                body = {"payload": payload.decode(), "topic": "faults/post"}
+                try:
+                    url = f"http://{node.http}/api/messages"
+                    async with session.post(url, json=body, headers={"X-Headrace": "1"}) as answer:
+                        told = await answer.json()
+                        if answer.status == 200:
+                            self.history.acknowledged(op, told["seq"], told["seq"], node.node)
+                            self.acknowledged += 1
+                        else:
+                            self.history.failed(op, str(told))
+                except (OSError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+                    self.history.failed(op, repr(error))
+                await asyncio.sleep(self._random.choice((0.01, 0.03)))
+
+    async def _push(self, name: str, node: Doors) -> None:
+        """Push on one connection until it breaks; nothing is acknowledged, and a new connection may overtake an old."""
+        host, _, port = node.fyrehose.rpartition(":")
+        connections = 0
+        while not self._stopping:
+            connections += 1
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(5):
+                    _, writer = await asyncio.open_connection(host, int(port))
+                with contextlib.closing(writer):
+                    for count in range(1, 30):
+                        [payload] = self._payloads(f"{name}.{connections}", count, 1)
+                        self.history.invoked(f"{name}.{connections}", [payload])
+                        writer.write(serialize(Push(payload)))
+                        async with asyncio.timeout(5):
+                            await writer.drain()
+                        await asyncio.sleep(0.02)
+                        if self._stopping:
+                            break
+            await asyncio.sleep(0.02)
+
+    async def _send_datagrams(self, node: Doors) -> None:
+        """Push by UDP, where each message is on its own."""
+        with socket.socket(type=socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            count = 0
+            while not self._stopping:
+                count += 1
+                [payload] = self._payloads("datagram", count, 1)
+                self.history.invoked(f"datagram{count}", [payload])
+                with contextlib.suppress(OSError):
+                    sock.sendto(serialize(Push(payload)), node.datagrams)
+                await asyncio.sleep(0.02)
+
+    async def _watch(self, node: Doors) -> None:
+        """Ask where the head is."""
+        async with _closing(await _link(node.tube)) as link:
+            while not self._stopping:
+                since, life = len(self.history), self._lives
+                with contextlib.suppress(HeadraceError):
+                    extent = await link.head()
+                    if life == self._lives:
+                        self.history.told("watch", node.node, extent.head, since)
+                await asyncio.sleep(0.03)
+
+    # Readers
+
+    async def _follow(self, hosts: str, first: int) -> AsyncIterator[Message]:
+        async with _closing(await _link(hosts)) as link:
+            async for message in link.follow(first):
+                yield message
+
+    async def _receive(self, hosts: str, first: int) -> AsyncIterator[Message]:
+        url, patience = f"fyrehose://{hosts}", PATIENCE_SECONDS
+        async with _closing(
+            await _opened(lambda: headrace.connect(url, from_seq=first, repair_timeout=patience))
+        ) as backbone:
+            async for message in backbone:
+                yield message
+
+    async def _consume(self, name: str, hosts: str, first: int) -> None:
+        async with _closing(await _link(hosts)) as link:
+            while True:
+                # A consumer that a hub cannot write down is not there; try again.
+                with contextlib.suppress(RefusedError):
+                    async with link.consumer(name, from_seq=first) as consumer:
+                        async for message in consumer:
+                            self.history.saw(name, message.seq, message.payload, whole=False)
+                            await consumer.ack(message)
+                            self._consumed.add(message.seq)
+                await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def _closing(client: C) -> AsyncIterator[C]:
+    """Close a client in the end, whatever it still has under way."""
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _link(hosts: str) -> LinkClient:
+    return await _opened(lambda: headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS))
+
+
+async def _opened(make: Callable[[], C]) -> C:
+    """Open a client; there may be nobody yet."""
+    while True:
+        with contextlib.suppress(UnreachableError, RefusedError):
+            return await make().open()
+        await asyncio.sleep(0.02)
+
+
+async def until(what: str, holds: Callable[[], bool]) -> None:
+    """Wait until ``holds()``; fail, saying ``what`` was waited for, when it does not become so in time."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not holds():  # noqa: ASYNC110 -- what is waited for is in other processes
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain: {what}")
