@@ -417,3 +417,63 @@ def test_what_was_read_for_members_says_more_than_the_state() -> None:
     assert hub.consumers.lag(hub.one(), 5) == Lag(2)
     hub.consumers.known_lag = lambda _consumer, _head: Lag(7)
     assert hub.consumers.lag(hub.one(), 5) == Lag(5, exact=False)
+
+
+def test_behind_is_at_most_that_where_others_publish_under_the_dead_letter_topic() -> None:
+    hub = hub_with()
+    hub.submit(Batch(Run.of([b""] * 3), origin="tube", topic="a"))
+    assert hub.one().lag(3) == Lag(3)
+    hub.submit(Batch(Run.of([b""] * 2), origin="tube", topic="dead/c"))
+    assert hub.one().lag(5) == Lag(5, exact=False), "three are the consumer's"
+    assert hub.replayed() == hub.consumers.dump()
+    hub.submit(done(hub, (1, 4)))
+    assert hub.one().lag(5) == Lag(1, exact=False)
+    hub.submit(done(hub, (1, 5)))
+    hub.submit(Batch(Run.of([b""]), origin="tube", topic="a"))
+    assert hub.one().lag(6) == Lag(1)
+
+
+def test_behind_sees_the_dead_letter_topic_among_others() -> None:
+    hub = hub_with()
+    topics = pa.RecordBatch.from_arrays(
+        [pa.array(["a", "dead/c", "a"])], schema=pa.schema([SCHEMA.field("topic")])
+    )
+    hub.submit(Batch(Run.of([b""] * 3), origin="tube", columns=topics.slice(0, 1).take(pa.array([0, 0, 0]))))
+    assert hub.one().lag(3) == Lag(3)
+    hub.submit(Batch(Run.of([b""] * 3), origin="tube", columns=topics))
+    assert hub.one().passed_over == 5
+    assert hub.one().lag(6) == Lag(6, exact=False)
+    hub.submit(remove("c"))
+    hub.submit(Batch(Run.of([b""] * 3), origin="tube", columns=topics))
+    assert not hub.consumers._dead_letters
+
+
+def test_behind_is_at_most_that_with_dead_letters_of_another_consumer_there() -> None:
+    hub = hub_with()
+    hub.submit(Batch(Run.of([b""]), origin=DEAD_LETTER, publisher="c", topic="dead/c"))
+    assert hub.one().lag(1) == Lag(1), "the entry that marks it as done follows"
+    hub.submit(Batch(Run.of([b""]), origin=DEAD_LETTER, publisher="other", topic="dead/c"))
+    assert hub.one().lag(2) == Lag(2, exact=False)
+
+
+def test_behind_is_at_most_that_once_there_is_no_room_to_mark_dead_letters() -> None:
+    hub = hub_with()
+    hub.submit(Batch(Run.of([b""] * MAX_RANGES), origin="tube"))
+    hub.submit(done(hub, *((seq, seq) for seq in range(2, MAX_RANGES // 2 - 2, 2))))
+    hub.submit(Batch(Run.of([b""]), origin=DEAD_LETTER, publisher="c", topic="dead/c"))
+    hub.submit(entries(encode(Settled(((MAX_RANGES - 4, MAX_RANGES - 4),), hub.one().since), 1, 1)))
+    assert hub.consumers.lag(hub.one(), MAX_RANGES + 1).exact, "it was marked"
+    hub.submit(Batch(Run.of([b""]), origin=DEAD_LETTER, publisher="c", topic="dead/c"))
+    hub.submit(entries(encode(Settled(((MAX_RANGES - 2, MAX_RANGES - 2),), hub.one().since), 1, 1)))
+    assert not hub.consumers.lag(hub.one(), MAX_RANGES + 2).exact
+    assert hub.replayed() == hub.consumers.dump()
+
+
+def test_behind_of_a_consumer_that_begins_in_the_past_is_at_most_that() -> None:
+    hub = Hub()
+    hub.submit(Batch(Run.of([b""] * 4), origin="tube", topic="dead/c"))
+    hub.submit(create("c", Terms(), 3))
+    assert hub.one().lag(4) == Lag(2, exact=False)
+    hub.submit(done(hub, (3, 4)))
+    hub.submit(Batch(Run.of([b""]), origin="tube"))
+    assert hub.one().lag(5) == Lag(1)

@@ -22,6 +22,10 @@ Dead letters and, right after them, the entry that marks their originals as done
 the log without the other. The entry marks the letters as done, too: they are not the consumer's own messages. A dead
 letter that fails at another consumer is not copied again: two consumers of everything would send each other's failures
 back and forth for ever.
+
+Others may publish under that topic as well, and nothing of that is the consumer's. So the state follows messages, too:
+it keeps the newest of them that is not marked as done (:attr:`Consumer.passed_over`), up to which a count of what is
+left is only a bound.
 """
 
 from __future__ import annotations
@@ -93,7 +97,7 @@ def lag_facts(lag: Lag) -> dict[str, int | bool]:
 class Consumer:
     """One consumer: its terms and its cursor. Only log entries change it."""
 
-    __slots__ = ("_done", "created", "dead", "floor", "lost", "name", "since", "terms")
+    __slots__ = ("_done", "created", "dead", "floor", "lost", "name", "passed_over", "since", "terms")
 
     def __init__(self, name: str, terms: Terms, floor: int, created: int, since: int) -> None:
         self.name = name
@@ -108,6 +112,8 @@ class Consumer:
         """Messages that were given up."""
         self.lost = 0
         """Numbers that retention removed before they were done."""
+        self.passed_over = 0
+        """Up to here there may be messages under its dead-letter topic, which are not its own and not done either."""
         self._done = Ranges(MAX_RANGES)
 
     @property
@@ -120,6 +126,11 @@ class Consumer:
         """The topic of its dead letters."""
         return self.terms.dead_letter or f"dead/{self.name}"
 
+    @property
+    def selects(self) -> bool:
+        """Whether some of the messages that are not done may not be the consumer's."""
+        return self.terms.selects or self.passed_over > self.floor
+
     def missing(self, ranges: Iterable[Range]) -> int:
         """Count the numbers of some ranges that are not done."""
         done = self.done
@@ -129,7 +140,7 @@ class Consumer:
     def lag(self, head: int) -> Lag:
         """Count what is not done, as far as the state tells."""
         behind = max(0, head - self.floor) - count(clip(self.done, 1, head))
-        return Lag(behind, exact=behind == 0 or not self.terms.selects)
+        return Lag(behind, exact=behind == 0 or not self.selects)
 
     def settle(self, ranges: Iterable[Range]) -> list[Range]:
         """Mark numbers as done; return the ranges for which there was no room."""
@@ -193,6 +204,8 @@ class Consumers:
         """How many were ever created."""
         self._since: dict[int, Consumer] = {}
         """The consumers by the entry that created or last reset them."""
+        self._dead_letters: dict[str, dict[str, Consumer]] = {}
+        """The consumers that take everything, by dead-letter topic and name."""
 
     def __len__(self) -> int:
         return len(self._consumers)
@@ -247,16 +260,36 @@ class Consumers:
                     raise msgspec.ValidationError(str(error)) from None
                 self._created += 1
                 created = Consumer(name, order.create, order.start - 1, self._created, op)
-                self._consumers[name] = self._since[op] = created
+                # Nobody looked at the topics of what is there already.
+                created.passed_over = seq
+                self._add(created)
         elif order.reset is not None:
             del self._since[consumer.since]
             consumer.reset(order.reset, op)
             self._since[op] = consumer
             self._notify(ConsumerReset(consumer))
         elif order.remove:
-            del self._consumers[name]
-            del self._since[consumer.since]
+            self._remove(consumer)
             self._notify(ConsumerRemoved(consumer))
+
+    def follow(self, batch: Batch) -> None:
+        """Note messages under dead-letter topics that are nobody's own dead letters."""
+        if not self._dead_letters or batch.is_entries:
+            return
+        columns = batch.columns
+        if columns is None or "topic" not in columns.schema.names:
+            among = self._dead_letters.get(batch.topic)
+            if among is None:
+                return
+            if columns is None:
+                self._pass_over(among, batch.origin, batch.publisher, batch.last)
+                return
+        elif not pc.any(pc.is_in(columns.column("topic"), pa.array(self._dead_letters))).as_py():
+            return
+        for message in batch:
+            among = self._dead_letters.get(message.topic)
+            if among is not None:
+                self._pass_over(among, message.origin, message.publisher, message.seq)
 
     def dump(self) -> bytes:
         """Return the consumers as a snapshot's section."""
@@ -264,19 +297,44 @@ class Consumers:
 
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the snapshot's section, which a thread makes."""
-        kept = [_Kept(c.name, c.terms, c.created, c.since, c.floor, c.done, c.dead, c.lost) for c in self]
+        kept = [
+            _Kept(c.name, c.terms, c.created, c.since, c.floor, c.done, c.dead, c.lost, c.passed_over)
+            for c in self
+        ]
         return chain((array_header(2) + msgspec.msgpack.encode(self._created),), rows(kept))
 
     def load(self, section: bytes) -> None:
         """Restore the consumers from a snapshot."""
         self._consumers.clear()
         self._since.clear()
+        self._dead_letters.clear()
         self._created, consumers = msgspec.msgpack.decode(section, type=tuple[int, list[_Kept]])
         for kept in consumers:
             consumer = Consumer(kept.name, kept.terms, kept.floor, kept.created, kept.since)
-            self._consumers[kept.name] = self._since[kept.since] = consumer
-            consumer.dead, consumer.lost = kept.dead, kept.lost
+            self._add(consumer)
+            consumer.dead, consumer.lost, consumer.passed_over = kept.dead, kept.lost, kept.passed_over
             consumer.settle(kept.done)
+
+    def _add(self, consumer: Consumer) -> None:
+        self._consumers[consumer.name] = self._since[consumer.since] = consumer
+        if not consumer.terms.selects:
+            self._dead_letters.setdefault(consumer.dead_letter, {})[consumer.name] = consumer
+
+    def _remove(self, consumer: Consumer) -> None:
+        del self._consumers[consumer.name]
+        del self._since[consumer.since]
+        if not consumer.terms.selects:
+            among = self._dead_letters[consumer.dead_letter]
+            del among[consumer.name]
+            if not among:
+                del self._dead_letters[consumer.dead_letter]
+
+    def _pass_over(self, among: dict[str, Consumer], origin: str, publisher: str, seq: int) -> None:
+        """Note a message under the dead-letter topic of some consumers."""
+        for consumer in among.values():
+            # Its own ones are marked as done by the entry right after them.
+            if origin != DEAD_LETTER or publisher != consumer.name:
+                consumer.passed_over = seq
 
     def _settle(self, payload: bytes, seq: int) -> None:
         settled, dead, letters = decode(payload)
@@ -286,10 +344,12 @@ class Consumers:
         forgotten = consumer.settle(settled.ranges)
         if forgotten:
             self._notify(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
+        # They are the last messages before the entry. Delivery would pass over them just as well, so they must not
+        # take the room that it relies on.
         if letters and len(consumer.done) < MAX_RANGES // 4:
-            # They are the last messages before the entry. Delivery would pass over them just as well, so they must not
-            # take the room that it relies on.
             consumer.settle([(max(1, seq - letters + 1), seq)])
+        elif letters:
+            consumer.passed_over = seq
         consumer.dead = min(consumer.dead + dead, MAX_SEQUENCE)
         consumer.lost = min(consumer.lost + settled.lost, MAX_SEQUENCE)
 
@@ -380,6 +440,7 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
     done: list[Range]
     dead: int
     lost: int
+    passed_over: int = 0
 
 
 def _entry(name: str, order: _Order) -> Batch:

@@ -134,12 +134,15 @@ class Delivery:
 
     def lag(self, head: int) -> Lag:
         """Count what is not done: what was handed out, as it is known to match, and all that is still to be read."""
-        unread = max(0, head - self.frontier + 1)
         pieces = [*self._waiting, *self._taken]
-        behind = unread + sum(piece.messages for piece in pieces)
-        if not (behind and self.consumer.terms.selects):
-            return Lag(behind)
-        return Lag(behind, exact=not unread and all(piece.counted for piece in pieces))
+        unread = [(piece.first, piece.last) for piece in pieces if not piece.counted]
+        if self.frontier <= head:
+            unread.append((self.frontier, head))
+        # Dead letters are done where they stand, before anybody reads them.
+        done = self.consumer.done
+        left = sum(count([each]) - count(clip(done, *each)) for each in unread)
+        behind = left + sum(piece.messages for piece in pieces if piece.counted)
+        return Lag(behind, exact=not (left and self.consumer.selects))
 
     def join(self, member: int) -> None:
         """Add a member."""
