@@ -57,7 +57,7 @@ def names(directory: Path) -> set[str]:
 
 
 def test_the_fixture_is_what_it_says(tmp_path: Path, written: list[Message]) -> None:
-    expected = {NAME(n, kind) for n in (1, 4, 7) for kind in ("arrow", "index")}
+    expected = {NAME(n, kind) for n in (1, 4, 7) for kind in ("arrow", "index", "topics")}
     assert names(tmp_path) == expected | {NAME(10, "open"), NAME(13, "open")}
     assert [message.seq for message in written] == list(range(1, 16))
 
@@ -471,7 +471,7 @@ class TestEntries:
 
     def test_the_fixture_is_what_it_says(self, tmp_path: Path, log: Log) -> None:
         assert names(tmp_path) == {
-            *(NAME(op, kind) for op in (1, 7) for kind in ("arrow", "index", "entries")),
+            *(NAME(op, kind) for op in (1, 7) for kind in ("arrow", "index", "entries", "topics")),
             NAME(10, "open"),
             NAME(11, "open"),
         }

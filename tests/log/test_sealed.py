@@ -20,6 +20,7 @@ from headrace.errors import DamagedError
 from headrace.log import sealed
 from headrace.log.entries_file import EntriesFile, EntriesWriter
 from headrace.log.sealed import SealedSegment, SegmentEnd, SegmentIndex, write_segment
+from headrace.log.sized_cache import SizedCache
 from headrace.log.tail import FileHeader
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch
 
@@ -145,8 +146,7 @@ class TestReading:
     ) -> None:
         segment = write(tmp_path, content(batches=20))
         size = max(segment.rows(n).get_total_buffer_size() for n in range(20))
-        monkeypatch.setattr(sealed, "_rows_cache", sealed._RowsCache())
-        monkeypatch.setattr(sealed, "CACHE_BYTES", 5 * size)
+        monkeypatch.setattr(sealed, "_rows_cache", SizedCache(5 * size))
         for number in range(20):
             segment.rows(number)
             assert sealed._rows_cache._bytes <= 5 * size

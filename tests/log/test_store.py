@@ -224,7 +224,7 @@ class TestSealing:
         assert log.seal_next() is not None
         assert log.seal_next() is None
         assert [type(segment) for segment in log.segments] == [SealedSegment] * 3 + [TailFile]
-        assert {path.suffix for path in tmp_path.iterdir()} == {"", ".arrow", ".index", ".open"}
+        assert {path.suffix for path in tmp_path.iterdir()} == {"", ".arrow", ".index", ".topics", ".open"}
         log.close()
 
     def test_an_empty_tail_is_not_rotated(self, tmp_path: Path) -> None:
@@ -561,7 +561,7 @@ class TestClosing:
         go_on.set()
         closer.join(10)
         sealer.join(10)
-        assert {path.suffix for path in tmp_path.iterdir()} == {"", ".arrow", ".index", ".open"}
+        assert {path.suffix for path in tmp_path.iterdir()} == {"", ".arrow", ".index", ".topics", ".open"}
         assert not (tmp_path / f"{1:016d}.open").exists()
 
 

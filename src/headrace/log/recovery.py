@@ -1,8 +1,8 @@
 """Open a log directory: recover from a crash, refuse damage.
 
 Files are named by the first operation they hold: ``N.open`` (a tail), ``N.arrow`` with ``N.index`` and perhaps
-``N.entries`` (a sealed segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file. Anything else is not
-the log's, and is left alone.
+``N.entries`` and ``N.topics`` (a sealed segment), ``N.snapshot``, and ``lock``. ``*.making`` is an unfinished file.
+Anything else is not the log's, and is left alone.
 
 A crash leaves one of a few states, each with one answer (``docs/log.md`` lists them). Everything else (a bad frame,
 index or header, a hole between segments, files of another log) is damage: opening fails with an error that names file,
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,8 @@ from headrace.log.start_after_snapshot import INSTALLING, finish_installing
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, TornEnd
 
 SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index|entries)")
-_UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|entries|snapshot)" + re.escape(MAKING))
+_TOPICS_FILE: Final = re.compile(r"\d{16}\.topics")
+_UNFINISHED: Final = re.compile(r"\d{16}\.(open|arrow|index|entries|topics|snapshot)" + re.escape(MAKING))
 Segment = SealedSegment | TailFile
 
 REPAIRING: Final = "repairing"
@@ -66,15 +67,17 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
         raise DamagedError(str(left[-1]), 0, 1, None, "there are traces of a log, but no messages")
     else:
         recovered = Recovered(uuid or uuid4(), segments)
-    litter += [path for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
+    sealed = {segment.first_op for segment in segments if isinstance(segment, SealedSegment)}
+    for path in directory.iterdir():
+        if is_topics_alone(path, sealed) or _UNFINISHED.fullmatch(path.name):
+            litter.append(path)
     # Before cutting: an unused tail must never follow a tail that was shortened.
-    sealed = {segment.path.stem for segment in segments if isinstance(segment, SealedSegment)}
     for path in litter:
         try:
             path.unlink(missing_ok=True)
         except OSError:
             # The next start may remove it. Only a tail must not stay that would be taken for a part of the log.
-            if path.suffix == ".open" and path.stem not in sealed:
+            if path.suffix == ".open" and int(path.stem) not in sealed:
                 raise
     if torn is not None and torn.offset:
         _cut(segments[-1], torn)
@@ -164,6 +167,11 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         segments.append(segment)
         torn = cut
     return segments, torn, litter
+
+
+def is_topics_alone(path: Path, sealed: Collection[int]) -> bool:
+    """Whether a file is an index of topics, but of none of the segments that begin with these operations."""
+    return _TOPICS_FILE.fullmatch(path.name) is not None and int(path.stem) not in sealed
 
 
 def _never_synced(before: Segment, segment: Segment, mark: tuple[UUID, int] | None) -> bool:

@@ -5,7 +5,8 @@ order without a hole: messages only. Entries of the log lie beside it (:mod:`~he
 has for each record batch the position of its IPC message, the sequence numbers and times it covers, and the CRC32C of
 the message. We read by the index alone: the CRC is checked **before** pyarrow sees a byte, because a flipped bit in
 Arrow's metadata can give wrong data, or worse, without an error. The bytes around the record batches (magic, schema,
-footer) matter to other readers only; ``log verify`` checks their CRC.
+footer) matter to other readers only; ``log verify`` checks their CRC. ``N.topics`` tells which record batches hold
+which topics (:mod:`~headrace.log.topic_index`); readers of few topics skip the others.
 
 The files are mapped while they are read, and never rewritten or truncated. Recently unpacked record batches are cached,
 for readers that proceed in small steps.
@@ -16,8 +17,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +31,18 @@ from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
 from headrace.log.entries_file import EntriesFile, EntriesWriter
 from headrace.log.files import Descriptor, check_version, making, write_whole
+from headrace.log.found import Found
 from headrace.log.frame import times
+from headrace.log.sized_cache import SizedCache
 from headrace.log.tail import FileHeader
+from headrace.log.topic_index import (
+    TopicChoice,
+    TopicIndex,
+    TopicIndexBuilder,
+    UnusableIndexError,
+    check_topic_index,
+    read_topic_index,
+)
 from headrace.message import SCHEMA, Batch, Bytes
 
 _HEAD: Final = struct.Struct("<8s16sQQQQQqQII")
@@ -54,10 +63,13 @@ ENTRIES_LOST: Final = (1 << 64) - 1
 """In place of the size of the file of entries: a repair found it damaged, and kept the messages without it."""
 
 CACHE_BYTES: Final = 32 << 20
-"""Unpacked record batches kept in memory, all segments together."""
+"""Unpacked record batches kept in memory, all segments together; and as much of indexes of topics."""
 
 MAX_BATCHES: Final = 1 << 24
 """More record batches than any segment has: a larger count is damage, not a reason to allocate."""
+
+FIND_BYTES: Final = 16 << 20
+"""Packed bytes of record batches that are unpacked for one search, at most: few of their rows may be wanted."""
 
 _BESIDE: Final = 4
 """Rows larger than their payloads times this count by a share of their full size."""
@@ -179,6 +191,8 @@ class SealedSegment:
         """Bytes of its entries."""
         self.size = index.file_size + self.entries_size
         self.uuid = index.uuid
+        self.topics_wanted = False
+        """Whether its index of topics is missing, or was found to be unusable."""
         self._firsts = np.ascontiguousarray(index.batches["first"])
         self._entries: EntriesFile | None = None
 
@@ -195,12 +209,18 @@ class SealedSegment:
         if found != segment.entries_size:
             reason = f"the file has {found} bytes where {segment.entries_size} were written"
             raise segment._entries_damage(reason, min(found, segment.entries_size))
+        segment.topics_wanted = not segment.topics_path.exists()
         return segment
 
     @property
     def entries_path(self) -> Path:
         """The file of its entries, if it has any."""
         return self.path.with_suffix(".entries")
+
+    @property
+    def topics_path(self) -> Path:
+        """The file of its index of topics, if it has one."""
+        return self.path.with_suffix(".topics")
 
     @property
     def last_time(self) -> int:
@@ -213,10 +233,10 @@ class SealedSegment:
 
     def rows(self, number: int) -> pa.RecordBatch:
         """Record batch ``number``, checked."""
-        rows = _rows_cache.get(self, number)
+        rows = _rows_cache.get((self, number))
         if rows is None:
             rows = _unpack(self.message(number))
-            _rows_cache.put(self, number, rows)
+            _rows_cache.put((self, number), rows, rows.get_total_buffer_size())
         return rows
 
     def message(self, number: int) -> Bytes:
@@ -250,6 +270,77 @@ class SealedSegment:
             taken += size
             number += 1
         return batches
+
+    def find(self, first: int, last: int, topics: TopicChoice | None, max_bytes: int = 1 << 20) -> Found:
+        """Messages from ``first`` on that may be of chosen topics; what cannot be is skipped unread."""
+        chosen = None if topics is None or (index := self.topics) is None else index.chosen(topics)
+        if chosen is None:
+            batches = self.read(first, last, max_bytes)
+            return Found(batches, batches[-1].last, sum(batch.size for batch in batches))
+        batches = []
+        taken = cost = 0
+        place = int(np.searchsorted(chosen.numbers, np.searchsorted(self._firsts, first, side="right") - 1))
+        for number in chosen.numbers[place:].tolist():
+            start = int(self._firsts[number])
+            begin, end = (
+                max(start + int(chosen.first[place]), first),
+                min(start + int(chosen.last[place]), last),
+            )
+            place += 1
+            if start > last:
+                break
+            if begin > end:
+                continue
+            if taken >= max_bytes or cost >= FIND_BYTES:
+                return Found(batches, begin - 1, cost)
+            for batch in self.read(begin, end, max(max_bytes - taken, 1)):
+                batches.append(batch)
+                taken += batch.size
+            # A record batch is unpacked as a whole, however few of its rows are wanted.
+            cost += int(self.index.batches["length"][number])
+            if batches[-1].last < end:
+                return Found(batches, batches[-1].last, cost)
+        return Found(batches, last, cost)
+
+    @property
+    def topics(self) -> TopicIndex | None:
+        """The index of topics; ``None`` if there is none that can be used."""
+        if self.topics_wanted:
+            return None
+        found = _topics_cache.get(self)
+        if found is None:
+            try:
+                found = read_topic_index(self.topics_path, self.index.batches)
+            except (OSError, UnusableIndexError):
+                # Every row is looked at instead. The log's owner writes it anew.
+                self.topics_wanted = True
+                return None
+            _topics_cache.put(self, found, found.size)
+        return found
+
+    def write_topics(self) -> None:
+        """Write the index of topics anew."""
+        # Not synced: if it is lost or torn it is written again.
+        write_whole(self.topics_path, self._made_topics(), sync=False)
+        self.topics_wanted = False
+
+    def topics_fault(self) -> str | None:
+        """Check the index of topics, every byte of it, against the segment; there may be none."""
+        try:
+            data = self.topics_path.read_bytes()
+            check_topic_index(data, self.index.batches)
+            return None if self._made_topics() == data else "the index of topics is not that of the messages"
+        except UnusableIndexError as unusable:
+            return str(unusable)
+        except (FileNotFoundError, DamagedError):
+            # Where the segment itself is damaged, that is told elsewhere.
+            return None
+
+    def _made_topics(self) -> bytes:
+        builder, data = TopicIndexBuilder(), self._map()
+        for number in range(len(self.index.batches)):
+            builder.add(_unpack(self._checked(data, number)).column("topic"))
+        return builder.finish(self.index.batches)
 
     def read_ops(self, first: int, last: int, max_bytes: int = 1 << 20) -> list[Batch]:
         """Messages and entries from operation ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
@@ -397,35 +488,8 @@ class SealedSegment:
         return DamagedError(str(self.path), offset, first, last, reason)
 
 
-class _RowsCache:
-    """Recently unpacked record batches, up to :data:`CACHE_BYTES`."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[SealedSegment, int], tuple[pa.RecordBatch, int]] = OrderedDict()
-        self._bytes = 0
-        self._changing = threading.Lock()
-
-    def get(self, segment: SealedSegment, number: int) -> pa.RecordBatch | None:
-        with self._changing:
-            found = self._kept.get((segment, number))
-            if found is None:
-                return None
-            self._kept.move_to_end((segment, number))
-            return found[0]
-
-    def put(self, segment: SealedSegment, number: int, rows: pa.RecordBatch) -> None:
-        size = rows.get_total_buffer_size()
-        with self._changing:
-            if (segment, number) in self._kept:
-                return
-            self._kept[segment, number] = (rows, size)
-            self._bytes += size
-            while self._bytes > CACHE_BYTES:
-                _, (_, dropped) = self._kept.popitem(last=False)
-                self._bytes -= dropped
-
-
-_rows_cache: Final = _RowsCache()
+_rows_cache: Final[SizedCache[tuple[SealedSegment, int], pa.RecordBatch]] = SizedCache(CACHE_BYTES)
+_topics_cache: Final[SizedCache[SealedSegment, TopicIndex]] = SizedCache(CACHE_BYTES)
 
 
 def write_segment(
@@ -446,6 +510,7 @@ def write_segment(
     schema = SCHEMA.with_metadata({b"headrace.log": str(header.uuid).encode()})
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     written: list[tuple[int, ...]] = []
+    topics = TopicIndexBuilder()
     with making(path) as unfinished:
         begin = around = 0
         with (
@@ -468,6 +533,7 @@ def write_segment(
                     raise DamagedError(str(unfinished), begin, first, last, reason)
                 size, crc = end - begin, crc32c(message)
                 written.append((first, rows.num_rows, crc, begin, size, int(each[0]), int(each[-1])))
+                topics.add(rows.column("topic"))
                 begin = end
         if sync:
             os.fsync(descriptor.fd)
@@ -486,6 +552,8 @@ def write_segment(
             around,
             np.array(written, _BATCH),
         )
+        # Not synced: if it is lost or torn it is written again.
+        write_whole(path.with_suffix(".topics"), topics.finish(index.batches), sync=False)
         index.write(path.with_suffix(".index"), sync=sync)
         unfinished.rename(path)
     return SealedSegment(path, index)

@@ -28,12 +28,14 @@ from uuid import UUID
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
 from headrace.log import recovery, retention, snapshot
 from headrace.log.files import WriterLock, sync_directory, translated, translating
+from headrace.log.found import Found
 from headrace.log.frame import Piece, time_span
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.snapshot_pieces import Section
 from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
+from headrace.log.topic_index import TopicChoice
 from headrace.log.watermark import Watermark, begin, forget
 from headrace.message import MAX_SEQUENCE, Batch
 
@@ -297,18 +299,28 @@ class Log:
 
         At least one message is returned unless ``first`` is past the head. Call again for more.
         """
-        # Take the head first: the segments, taken after it, contain all it covers.
-        end = self.head
-        last = end if last is None else min(last, end)
-        segments = self._kept
-        if first > last:
+        segment, last = self._holding(first, last)
+        if segment is None:
             return []
-        place = bisect_right(segments, first, key=_first) - 1
-        if place < 0:
-            raise TrimmedError(first, last, segments[0].first)
-        segment = segments[place]
         try:
             return segment.read(first, min(last, segment.last), max_bytes)
+        except OSError as error:
+            raise self._unreadable(error, segment, first, last) from error
+
+    def find(
+        self, first: int, last: int | None, topics: TopicChoice | None, max_bytes: int = READ_BYTES
+    ) -> Found:
+        """Read committed messages from ``first`` on that may be of chosen topics, and skip those that cannot be.
+
+        What is found is to be judged row by row: it may have messages of other topics. As with :meth:`read`, call again
+        for more, after :attr:`Found.upto`; there may be nothing in what was looked at. Without ``topics`` nothing is
+        skipped.
+        """
+        segment, last = self._holding(first, last)
+        if segment is None:
+            return Found([], first - 1, 0)
+        try:
+            return segment.find(first, min(last, segment.last), topics, max_bytes)
         except OSError as error:
             raise self._unreadable(error, segment, first, last) from error
 
@@ -460,6 +472,21 @@ class Log:
                         return sealed
         return None
 
+    def index_next(self) -> SealedSegment | None:
+        """Write the index of topics of a sealed segment that has none that can be used, if any; for a thread."""
+        self._check_writable()
+        with self._sealing:
+            for segment in self._segments:
+                if isinstance(segment, SealedSegment) and segment.topics_wanted:
+                    with translating(segment.topics_path):
+                        segment.write_topics()
+                    if segment not in self._segments:
+                        # Retention has removed its files meanwhile.
+                        segment.topics_path.unlink(missing_ok=True)
+                        continue
+                    return segment
+        return None
+
     def write_snapshot(self, op: int, seq: int, sections: Mapping[str, Section]) -> None:
         """Write the hub's state after operation ``op``, which must be committed; ``seq`` is the newest message then.
 
@@ -565,6 +592,19 @@ class Log:
         sealed = [segment.last_op for segment in self._segments if isinstance(segment, SealedSegment)]
         return max([0 if self.snapshot is None else self.snapshot.op, *sealed])
 
+    def _holding(self, first: int, last: int | None) -> tuple[Segment | None, int]:
+        """The segment that holds ``first``, if that is committed, and the end of a range up to ``last`` or the head."""
+        # Take the head first: the segments, taken after it, contain all it covers.
+        end = self.head
+        last = end if last is None else min(last, end)
+        segments = self._kept
+        if first > last:
+            return None, last
+        place = bisect_right(segments, first, key=_first) - 1
+        if place < 0:
+            raise TrimmedError(first, last, segments[0].first)
+        return segments[place], last
+
     @property
     def _kept(self) -> tuple[Segment, ...]:
         segments = self._segments
@@ -627,7 +667,7 @@ _first: Final = attrgetter("first")
 _first_op: Final = attrgetter("first_op")
 
 
-_SEALED_SUFFIXES: Final = (".arrow", ".entries", ".index")
+_SEALED_SUFFIXES: Final = (".arrow", ".topics", ".entries", ".index")
 """The files of a sealed segment. The index goes last: a segment without its index is damage, an index alone litter."""
 
 

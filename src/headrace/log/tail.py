@@ -27,10 +27,16 @@ from headrace.errors import DamagedError
 from headrace.log import frame
 from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor, check_version, making, write_whole
+from headrace.log.found import Found
+from headrace.log.tail_topics import UNKNOWN, TailTopics, shared_topic
+from headrace.log.topic_index import TopicChoice
 from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
 """Bytes of a tail read at a time."""
+
+FIND_FRAMES: Final = 1 << 16
+"""Frames that one search looks at, most of which it skips."""
 
 _NEVER_SYNCED: Final = "it and what follows had never been synced"
 
@@ -98,11 +104,15 @@ class FrameColumns(NamedTuple):
     """The frames that hold messages, by their place among all frames."""
     firsts: array[int]
     """The first message of each of these."""
+    topics: array[int]
+    """The topics of each of these, as :class:`~headrace.log.tail_topics.TailTopics` numbers them."""
 
     @classmethod
     def none(cls) -> FrameColumns:
         """Those of an empty tail."""
-        return cls(array("Q"), array("Q"), array("Q"), array("q"), array("q"), array("Q"), array("Q"))
+        return cls(
+            array("Q"), array("Q"), array("Q"), array("q"), array("q"), array("Q"), array("Q"), array("I")
+        )
 
     def before(self, index: int) -> FrameColumns:
         """Columns of their own for the frames before ``index``."""
@@ -139,6 +149,7 @@ class TailFile:
         self._descriptor = descriptor  # closes the file with its last reference
         self._salt = header.salt
         self._columns = FrameColumns.none()
+        self._topics = TailTopics()
         self._written: dict[frame.Label, int] = {}
         """Labels that frames may refer to, and where they are."""
         self._labels: dict[int, frame.Label] = {}
@@ -202,7 +213,7 @@ class TailFile:
             back = 0
         pieces, length = frame.encode(batch, self._salt, time=times[0], continued=continued, back=back)
         rows = FrameRows(batch.op, batch.first, batch.run.count, batch.is_entries)
-        return EncodedFrame(pieces, length, rows, *times, None if back else label)
+        return EncodedFrame(pieces, length, rows, *times, None if back else label, shared_topic(batch))
 
     def appended(self, written: EncodedFrame) -> None:
         """Record a frame that is now in the file."""
@@ -210,10 +221,11 @@ class TailFile:
             if len(self._written) >= _MOST_LABELS:
                 self._written.clear()
             self._written[written.label] = self.size
-        self._note(written.rows, written.time, written.last_time, written.length)
+        topics = UNKNOWN if written.topic is None else self._topics.number(written.topic)
+        self._note(written.rows, written.time, written.last_time, written.length, topics)
 
-    def _note(self, rows: FrameRows, time: int, last_time: int, length: int) -> None:
-        offsets, ops, seqs, times, last_times, frames, firsts = self._columns
+    def _note(self, rows: FrameRows, time: int, last_time: int, length: int, known: int = UNKNOWN) -> None:
+        offsets, ops, seqs, times, last_times, frames, firsts, topics = self._columns
         last_times.append(last_time)
         times.append(time)
         ops.append(rows.op)
@@ -225,6 +237,7 @@ class TailFile:
         if not rows.entries:
             self.next = rows.first + rows.rows
             frames.append(len(offsets) - 1)
+            topics.append(known)
             firsts.append(rows.first)
 
     def read(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
@@ -238,6 +251,38 @@ class TailFile:
         end = max(begin + 1, bisect_left(frames, limit, begin + 1, end))
         batches = self._decoded(columns, frames[begin:end])
         return _trim(batches, first - batches[0].first, batches[-1].last - last)
+
+    def find(self, first: int, last: int, topics: TopicChoice | None, max_bytes: int = READ_BYTES) -> Found:
+        """Messages from ``first`` on that may be of chosen topics; frames that cannot be are skipped unread."""
+        if topics is None:
+            batches = self.read(first, last, max_bytes)
+            return Found(batches, batches[-1].last, sum(batch.size for batch in batches))
+        columns = self._columns
+        offsets, frames, firsts = columns.offsets, columns.frames, columns.firsts
+        known = len(firsts)
+        begin = bisect_right(firsts, first, 0, known) - 1
+        end = min(bisect_right(firsts, last, 0, known), begin + FIND_FRAMES)
+        upto = firsts[end] - 1 if end < known else last
+        places = (begin + self._topics.chosen(topics, columns.topics[begin:end])).tolist()
+        # Runs of neighbours are read at once.
+        batches, cost = [], 0
+        for place, stop in _runs(places):
+            limit = bisect_left(offsets, offsets[frames[place]] + max(max_bytes - cost, 1))
+            fit = max(place + 1, bisect_left(frames, limit, place + 1, stop))
+            for at, batch in enumerate(self._decoded(columns, frames[place:fit]), place):
+                if columns.topics[at] == UNKNOWN:
+                    columns.topics[at] = self._topics.learn(batch)
+                batches.append(batch)
+                cost += batch.size
+            if fit < stop or cost >= max_bytes:
+                upto = firsts[fit] - 1 if fit < known else last
+                break
+        upto = min(upto, last)
+        if batches and batches[0].first < first:
+            batches[0] = batches[0].slice(first - batches[0].first, len(batches[0]))
+        if batches and batches[-1].last > last:
+            batches[-1] = batches[-1].slice(0, last - batches[-1].first + 1)
+        return Found(batches, upto, cost)
 
     def read_ops(self, first: int, last: int, max_bytes: int = READ_BYTES) -> list[Batch]:
         """Messages and entries from operation ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
@@ -487,6 +532,8 @@ class EncodedFrame(NamedTuple):
     last_time: int
     label: frame.Label | None
     """Its label, if it is written here and not referred to."""
+    topic: str | None
+    """The topic that all its messages have, if so."""
 
 
 def read_label(path: Path, fd: int, salt: int, offset: int, first: int) -> frame.Label:
@@ -555,6 +602,15 @@ def _frame_at(fd: int, salt: int, offset: int) -> tuple[bytes, frame.FrameInfo]:
     window = os.pread(fd, len(window) + frame.missing(window, 0, salt), offset)
     frame.check(window, 0, salt)
     return window, frame.info(window, 0)._replace(at=offset)
+
+
+def _runs(places: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of neighbours among ascending places: where each begins, and where it has ended."""
+    begin = 0
+    for index in range(1, len(places) + 1):
+        if index == len(places) or places[index] != places[index - 1] + 1:
+            yield places[begin], places[index - 1] + 1
+            begin = index
 
 
 def _trim(batches: list[Batch], before: int, after: int) -> list[Batch]:

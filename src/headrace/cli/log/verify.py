@@ -78,6 +78,7 @@ def problem_facts(problem: Problem) -> dict[str, Any]:
         "entries_after": problem.last if only_entries else None,
         "reason": problem.reason,
         "mends": problem.mends,
+        "harmless": problem.harmless,
     }
 
 

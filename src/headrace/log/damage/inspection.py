@@ -44,6 +44,8 @@ class Problem:
     reason: str
     mends: bool = False
     """Whether this is what a crash leaves: never acknowledged, and repaired when the log is opened."""
+    harmless: bool = False
+    """Whether no message or entry is in doubt."""
 
     @classmethod
     def of(cls, damage: DamagedError) -> Problem:
@@ -51,6 +53,8 @@ class Problem:
         return cls(Path(damage.path), damage.offset, damage.first, damage.last, damage.reason)
 
     def __str__(self) -> str:
+        if self.harmless:
+            return f"{self.path}: {self.reason}; it is not used, and no message is in doubt: the hub writes it anew"
         text = str(DamagedError(str(self.path), self.offset, self.first, self.last, self.reason))
         return f"{text} (left by a crash, mended when the log is next opened)" if self.mends else text
 
@@ -102,6 +106,8 @@ class InspectedSegment:
     """Whether the index says that an earlier repair has lost its entries."""
     stray_entries: bool = False
     """Whether there is a file of entries that the index does not know."""
+    topics: Problem | None = None
+    """What is wrong with the index of topics, which is not used then."""
 
     def note(self, offset: int, first: int, last: int | None, reason: str, *, mends: bool = False) -> None:
         """Add a problem."""
@@ -109,7 +115,7 @@ class InspectedSegment:
 
     def all_problems(self) -> list[Problem]:
         """Its problems, and the gap before it."""
-        return self.problems if self.gap is None else [*self.problems, self.gap]
+        return [*self.problems, *(each for each in (self.gap, self.topics) if each is not None)]
 
     def needs_state(self) -> tuple[int, int]:
         """The operation, and its newest message, up to which a snapshot must replace what an earlier repair lost."""
@@ -265,6 +271,8 @@ def inspect_sealed(path: Path, first: int = 1, uuids: Collection[UUID] = ()) -> 
         else:
             bad.add(number)
         inspected.problems.append(Problem.of(found))
+    if not bad and (fault := segment.topics_fault()) is not None:
+        inspected.topics = Problem(segment.topics_path, 0, index.first, index.last, fault, harmless=True)
     inspected.index = replace(index, entries_size=ENTRIES_LOST) if entries_lost else index
     _good_between(inspected, segment, bad, entries_lost=entries_lost)
     return inspected

@@ -115,10 +115,12 @@ def _makes(step: Step) -> list[Path]:
             if source.index is None:
                 return targets
             return [
-                path.with_suffix(suffix) for path in targets for suffix in (".arrow", ".index", ".entries")
+                path.with_suffix(suffix)
+                for path in targets
+                for suffix in (".arrow", ".index", ".entries", ".topics")
             ]
         case MarkLost(path):
-            return [path, path.with_suffix(".index")]
+            return [path, path.with_suffix(".index"), path.with_suffix(".topics")]
         case BeginTail(path) | ForgetState(path):
             return [path]
         case Reindex(source):

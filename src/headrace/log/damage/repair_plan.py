@@ -32,6 +32,7 @@ from headrace.log.damage.inspection import (
     log_uuids,
     numbers,
 )
+from headrace.log.recovery import is_topics_alone
 
 Keep = Literal["before", "after"]
 
@@ -222,8 +223,10 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
         steps.append(BeginTail(directory / f"{ends.first_op:016d}.open", ends.first))
     if problems:
         # An index or entries without their messages are litter, unless something is wrong: then they are evidence.
-        alone = set(numbers(directory)) - {segment.first_op for segment in segments}
+        inspected = {segment.first_op for segment in segments}
+        alone = set(numbers(directory)) - inspected
         left = [directory / f"{n:016d}{suffix}" for n in sorted(alone) for suffix in (".index", ".entries")]
+        left += [path for path in sorted(directory.glob("*.topics")) if is_topics_alone(path, inspected)]
         steps += [SetAside(path, "its messages are gone") for path in left if path.exists()]
     steps += _marks(directory, run)
     if max((found.op for found in usable), default=0) < needed:
@@ -254,7 +257,8 @@ def entries_in_words(first: int, last: int) -> str:
 
 def files_of(segment: InspectedSegment) -> list[Path]:
     """List every file of a segment."""
-    files = (segment.path.with_suffix(suffix) for suffix in (".open", ".arrow", ".index", ".entries"))
+    suffixes = (".open", ".arrow", ".index", ".entries", ".topics")
+    files = (segment.path.with_suffix(suffix) for suffix in suffixes)
     return [path for path in files if path.exists()]
 
 
@@ -327,6 +331,8 @@ def _steps_for(segment: InspectedSegment, kept: list[GoodRange], uuid: UUID) -> 
     if rewritten:
         yield Rewrite(segment, tuple(kept))
         return
+    if segment.topics is not None:
+        yield SetAside(segment.topics.path, segment.topics.reason)
     if about_entries and beside.exists():
         yield SetAside(beside, about_entries[0].reason)
     if segment.rebuilt or (about_entries and not segment.stray_entries):

@@ -83,7 +83,7 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
             needed = inspected.first_op - 1, inspected.first - 1
         needed = max(needed, inspected.needs_state())
         yield from _problems(inspected)
-        done += sum(_size(inspected.path.with_suffix(suffix)) for suffix in (".index", ".entries"))
+        done += sum(_size(inspected.path.with_suffix(suffix)) for suffix in (".index", ".entries", ".topics"))
         done += inspected.size
         yield Progress(inspected.path, done, max(total, done), inspected.last)
     last_op, last = (None, None) if inspected is None else (inspected.last_op, inspected.last)
@@ -120,7 +120,7 @@ def _problems(inspected: InspectedSegment) -> list[Problem]:
 
 def _files(directory: Path) -> Iterator[Path]:
     for number in numbers(directory):
-        for suffix in (".open", ".arrow", ".index", ".entries"):
+        for suffix in (".open", ".arrow", ".index", ".entries", ".topics"):
             yield directory / f"{number:016d}{suffix}"
     yield from snapshot.paths(directory)
 

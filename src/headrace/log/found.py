@@ -1,0 +1,17 @@
+"""What a search of the log finds, when it skips messages that cannot be of the topics asked for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.message import Batch
+
+
+class Found(NamedTuple):
+    """Messages, in order but not without gaps; every other message up to ``upto`` is of other topics."""
+
+    batches: list[Batch]
+    upto: int
+    """The last message that was looked at or skipped."""
+    cost: int
+    """Bytes that were read, about."""
