@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.hubprocess import FREE_DOORS, HubProcess
 from headrace.cli import doctor_checks
 from headrace.config import load
 from headrace.errors import UsageError
+from headrace.net.server.alerts import alerts_from
 from headrace.spark.runtime import java
 
 ANYWHERE = tuple(part for door in FREE_DOORS for part in ("--set", door))
@@ -137,12 +139,19 @@ def test_what_a_hub_counts_as_wrong() -> None:
         "head": 20,
         "disk": {"bytes": 5},
         "counters": {"holds_broken": 3, "sync_failures": {"a": {"b": 2}}, "received": 99},
-        "consumers": {"billing": {"lost": 7}, "well": {"lost": 0}},
+        "problems": {"room": "only 3 MiB are free"},
+        "consumers": {
+            "billing": {"behind": 0, "behind_exact": True, "lost": 7},
+            "well": {"behind": 0, "behind_exact": True, "lost": 0},
+        },
         "lost": {"measure": {"messages": 36, "ranges": [[1, 36]]}},
         "pipeline": {
-            "jobs": {"archive": {"state": "restarting", "error": "no room"}, "measure": {"state": "running"}}
+            "state": "running",
+            "age": 1.0,
+            "jobs": {"archive": {"state": "restarting", "error": "no room"}, "measure": {"state": "running"}},
         },
     }
+    status["alerts"] = [alert._asdict() for alert in alerts_from(status, Counter())]
     well, *wrong = doctor_checks._hub(status)
     assert well.verdict == "ok"
     assert sorted(each.found for each in wrong) == [
@@ -150,9 +159,11 @@ def test_what_a_hub_counts_as_wrong() -> None:
         "consumer billing has lost 7 messages",
         "holds broken: 3",
         "measure passed over 36 messages that were gone before it read them",
+        "only 3 MiB are free",
         "sync failures: 2",
     ]
     assert all(each.remedy for each in wrong)
+    assert [each.subject for each in wrong if "archive" in each.found] == ["pipeline"]
 
 
 def test_a_data_directory_without_a_hub(tmp_path: Path) -> None:

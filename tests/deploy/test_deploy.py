@@ -18,6 +18,7 @@ from tests.hubprocess import HubProcess
 import headrace
 from headrace.config import DOORS, Settings, load
 from headrace.spark.runtime import standalone
+from headrace.web.metric_names import reference
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -124,3 +125,13 @@ def test_the_grafana_dashboard_is_what_its_tool_writes_and_asks_for_what_there_i
         with urlopen(f"http://{hub.doors['http']}/metrics", timeout=30) as answer:
             given = set(re.findall(r"^(headrace_\w+)", answer.read().decode(), re.MULTILINE))
     assert asked - given == set()
+
+
+def test_the_alert_rules_ask_for_metrics_that_there_are() -> None:
+    groups = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    asked = {name for rule in rules for name in re.findall(r"headrace_\w+", rule["expr"])}
+    assert asked
+    known = reference()
+    assert [name for name in asked if f"`{name}" not in known] == []
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules)

@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from headrace.cli.pipeline.status import has_failed
 from headrace.cli.terminal.access import Credentials, remedy_for_refusal
 from headrace.cli.terminal.local_hubs import LocalHub, local_hubs
-from headrace.cli.terminal.output import counted, open_to_everyone, size
+from headrace.cli.terminal.output import open_to_everyone, size
 from headrace.cli.terminal.running_hub import find_running_hub
 from headrace.config import DOORS, Address, Settings
 from headrace.errors import HeadraceError, RefusedError, UsageError
@@ -66,19 +65,6 @@ _COUNTED_AS_WRONG: Final = {
     "torn_tails": "a crash cut a write short; nothing that was acknowledged is lost under log.fsync=always",
     "damaged_snapshots": "run headrace log verify: the disk may be failing",
 }
-
-
-_LOOK: Final = "look at the hub's log for the reason"
-_REMEDIES: Final = {
-    "sync": "check the disk, then restart the hub: nothing is acknowledged until then",
-    "room": "free some space, or lower log.retain_bytes: messages are taken again by themselves",
-    "seal": "it is tried again: free some space, or check the disk",
-    "trim": "it is tried again: check the disk and the directory's permissions",
-    "snapshot": "it is tried again: free some space, or check the disk",
-    "damage": "run headrace log verify, then stop the hub and run headrace log repair",
-    "clock": "check the machine's time service",
-}
-"""What to do about a problem that the hub itself tells of."""
 
 
 def run_checks(settings: Settings, credentials: Credentials | None, *, spark: bool) -> Iterator[Finding]:
@@ -215,23 +201,9 @@ def _hub(status: dict[str, Any], elsewhere: LocalHub | None = None) -> Iterator[
     if exposed := status.get("insecure"):
         remedy = "set auth.required, or move the doors to 127.0.0.1 and take --insecure away"
         yield Finding("hub", Verdict.WARNING, open_to_everyone(exposed), remedy)
-    for what, problem in status.get("problems", {}).items():
-        yield Finding("hub", Verdict.WARNING, f"{what}: {problem}", _REMEDIES.get(what, _LOOK))
-    for name, consumer in status["consumers"].items():
-        if lost := consumer.get("lost"):
-            remedy = "it lagged behind retention: raise log.retain_bytes, or add members"
-            yield Finding("hub", Verdict.WARNING, f"consumer {name} has lost {lost:,} messages", remedy)
-    for name, reader in status.get("lost", {}).items():
-        passed = (
-            f"{name} passed over {counted(reader['messages'], 'message')} that were gone before it read them"
-        )
-        remedy = "it lagged behind retention: raise log.retain_bytes, or give it a hold"
-        yield Finding("hub", Verdict.WARNING, passed, remedy)
-    if "pipeline" in status:
-        remedy = "once that is fixed it continues where it was: headrace pipeline status"
-        for name, job in status["pipeline"]["jobs"].items():
-            if has_failed(job):
-                yield Finding("pipeline", Verdict.WARNING, f"{name} fails: {job.get('error')}", remedy)
+    for alert in status.get("alerts", ()):
+        part = "pipeline" if alert["alert"] in ("job_failing", "pipeline_silent") else "hub"
+        yield Finding(part, Verdict.WARNING, alert["problem"], alert["remedy"])
 
 
 def _pyspark() -> Iterator[Finding]:

@@ -31,9 +31,13 @@ CONSUMER_LEVELS: Final = {
 }
 """Gauges of each durable consumer, by name."""
 
+ALERT: Final = "1 for each thing that is wrong now: its kind, what it is about, and whether messages are at risk."
+"""The gauge ``headrace_alert``."""
+
 COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "received": (("origin",), "Messages in, by protocol."),
     "delivered": (("door", "transport"), "Messages out."),
+    "rate_pauses": (("door",), "Times a client had to wait because it sent more a second than it may."),
     "refused": (("door", "reason"), "Requests and frames of peers that were refused."),
     "refused_access": (
         ("door", "action", "reason"),
@@ -112,6 +116,7 @@ def reference() -> str:
     levels += [
         f"| `headrace_{name}{{consumer}}` | {_plain(text)} |" for name, text in CONSUMER_LEVELS.items()
     ]
+    levels.append(f"| `headrace_alert{{alert, about, grave}}` | {_plain(ALERT)} |")
     counts = [
         f"| `headrace_{name}_total{'{' + ', '.join(labels) + '}' if labels else ''}` | {_plain(text)} |"
         for name, (labels, text) in COUNTS.items()

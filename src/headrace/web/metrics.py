@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.net.server.process import Server
-from headrace.web.metric_names import CONSUMER_LEVELS, COUNTS, LEVELS
+from headrace.web.metric_names import ALERT, CONSUMER_LEVELS, COUNTS, LEVELS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -54,6 +54,10 @@ class HubCollector(Collector):
             exact.add_metric([consumer.name], lag.exact)
         yield behind
         yield exact
+        alerts = GaugeMetricFamily("headrace_alert", ALERT, labels=["alert", "about", "grave"])
+        for alert in self._server.alerts():
+            alerts.add_metric([alert.alert, alert.about, str(alert.grave).lower()], 1)
+        yield alerts
         for name, group in groupby(hub.counters, key=lambda counter: counter[0]):
             counters = list(group)
             # A label that a series lacks is empty there; without it the series would duplicate another.

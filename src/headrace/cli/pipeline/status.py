@@ -13,6 +13,7 @@ from headrace.cli.terminal.access import HubAccess
 from headrace.cli.terminal.exits import FAILED, JOB_FAILED
 from headrace.cli.terminal.options import ClientId, Json, find_credentials
 from headrace.cli.terminal.output import console, open_to_everyone, print_json, wants_json
+from headrace.net.server.alerts import has_failed
 
 EXAMPLES: Final = (
     ("For people:", "headrace pipeline status"),
@@ -49,24 +50,6 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
         raise typer.Exit(FAILED)
     if facts["state"] == "failed" or any(map(has_failed, facts["jobs"].values())):
         raise typer.Exit(JOB_FAILED)
-
-
-def has_failed(job: Mapping[str, Any]) -> bool:
-    """Return whether a job has failed and has done nothing since.
-
-    >>> [has_failed({"state": state, "error": "no room"}) for state in ("restarting", "starting", "running", "failed")]
-    [True, True, True, True]
-    >>> has_failed({"state": "running", "error": "no room", "batch": 7}), has_failed({"state": "starting"})
-    (False, False)
-    """
-    match job["state"]:
-        case "restarting" | "failed":
-            return True
-        case "starting" | "running":
-            # A job that fails again and again seems to run between two failures: a micro-batch proves it.
-            return bool(job.get("error")) and job.get("batch") is None
-        case _:
-            return False
 
 
 def _show(facts: dict[str, Any]) -> None:

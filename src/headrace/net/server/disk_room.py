@@ -31,6 +31,8 @@ class DiskRoom:
         self._path: Path = hub.log.directory / NAME
         self.reserved = _USUAL if retain_bytes is None else min(max(retain_bytes // _SHARE, _LEAST), _MOST)
         """Bytes of the reserve, and the least that must be free besides."""
+        self.free = self.size = 0
+        """Bytes of the disk that were free when it was last looked at, and all of its bytes."""
 
     def look(self) -> None:
         """Refuse messages while there is too little room, and take them again when there is enough; for a thread."""
@@ -73,4 +75,7 @@ class DiskRoom:
 
     def _free(self) -> int:
         found = os.statvfs(self._path.parent)
-        return found.f_bavail * found.f_frsize
+        # What only root may use is not counted.
+        self.free = found.f_bavail * found.f_frsize
+        self.size = (found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize
+        return self.free

@@ -118,7 +118,7 @@ class LogMaintenance:
         self._trusted_at = asyncio.get_running_loop().time() + min(
             trusted_after, settings.log.retain_seconds or 0
         )
-        self._room = DiskRoom(hub, settings.log.retain_bytes)
+        self.room = DiskRoom(hub, settings.log.retain_bytes)
         self._hub = hub
         self._sync_failed = sync_failed or hub.fail
         """Makes sure that nothing more is acknowledged."""
@@ -213,7 +213,7 @@ class LogMaintenance:
             except StorageError as error:
                 self._failed("trim", "the log could not be trimmed", error)
             with contextlib.suppress(OSError):
-                await self._in_thread(self._room.look)
+                await self._in_thread(self.room.look)
 
     async def _keep_snapshots(self) -> None:
         while True:
@@ -225,7 +225,7 @@ class LogMaintenance:
             try:
                 await self.snapshot()
             except FullError:
-                if not await self._in_thread(self._room.give_up):
+                if not await self._in_thread(self.room.give_up):
                     raise
                 await self.snapshot()
             self._went_well("snapshot")

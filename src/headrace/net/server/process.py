@@ -23,9 +23,11 @@ from headrace.config import Address, Settings
 from headrace.config.key_files import keys_of
 from headrace.errors import ConfigError, StorageError, UsageError
 from headrace.hub.access.access import AccessControl
+from headrace.hub.access.accounts import Accounts
 from headrace.hub.access.audit import AuditTrail
 from headrace.hub.access.authentication import Authentication
-from headrace.hub.access.principals import Principals
+from headrace.hub.access.principals import ANONYMOUS, Principals
+from headrace.hub.access.used_tokens import UsedTokens
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import CommitReceiver, Hub
 from headrace.hub.services.objects import ServicePolicy, obey
@@ -37,6 +39,7 @@ from headrace.net.cluster.node import ClusterNode
 from headrace.net.routing.roles import Routing
 from headrace.net.server.accepting import Entrance
 from headrace.net.server.admission import Admission, room_for
+from headrace.net.server.alerts import Alert, RefusalRate, alerts_from
 from headrace.net.server.audit_file import AuditFile
 from headrace.net.server.binding import DoorBinder
 from headrace.net.server.door import Door, DoorContext, close_all
@@ -45,6 +48,7 @@ from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.status_report import facts_of
 from headrace.net.server.steady_clock import SteadyClock
+from headrace.net.server.used_token_files import UsedTokenFiles
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.tube.unfinished import UnfinishedBytes
 from headrace.wire.numba_kernels import never_wait
@@ -54,8 +58,8 @@ logger = logging.getLogger("headrace")
 MAX_UNCOMMITTED: Final = 64 << 20
 """Bytes that may wait for a sync or a majority before publishers are made to wait."""
 
-_DISK_THREADS: Final = 4
-"""One each for syncs, sealing or trimming, snapshots and a requested seal, so that none waits for another."""
+_DISK_THREADS: Final = 5
+"""One each for syncs, sealing or trimming, snapshots, a requested seal and tokens, so that none waits for another."""
 
 _TICK: Final = 0.25
 _LOOK_SECONDS: Final = 0.01
@@ -91,6 +95,8 @@ class Server:
         self.ready = False
         self.hub: Hub
         self.access: AccessControl
+        self.authentication: Authentication
+        self._tokens: UsedTokenFiles | None = None
         self._principals: Principals
         self._audit: AuditFile
         self._intake: PublishIntake
@@ -116,9 +122,11 @@ class Server:
         self.admission = Admission(
             per_address=limits.connections_per_address, total=room_for(limits.connections)
         )
+        self.accounts = Accounts(settings)
         self._turn_due = False
         self._clock = SteadyClock()
         self.reports = ProgramReports()
+        self.refusals = RefusalRate()
 
     @property
     def connections(self) -> int:
@@ -159,6 +167,8 @@ class Server:
             if self._upstream is not None:
                 await self._upstream.close()
             self.binder.close()
+            if self._tokens is not None:
+                self._tokens.close()
             log.close()
             self.readers.shutdown()
             self._disk.shutdown()
@@ -209,6 +219,8 @@ class Server:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
             await self._upstream.close()
+        if self._tokens is not None:
+            await loop.run_in_executor(self._disk, self._tokens.close)
         self.access.audit.close()
         await loop.run_in_executor(self._disk, self._audit.close)
         closing = loop.run_in_executor(self._disk, log.close)
@@ -241,9 +253,15 @@ class Server:
             raise UsageError("this hub is in no cluster")
         self._cluster.vouch()
 
+    def alerts(self) -> list[Alert]:
+        """Return what is wrong now, the gravest first."""
+        return list(alerts_from(facts_of(self), self.refusals.lately()))
+
     def status(self) -> dict[str, object]:
         """Return the facts of ``/api/status``."""
-        return facts_of(self)
+        facts = facts_of(self)
+        facts["alerts"] = [alert._asdict() for alert in alerts_from(facts, self.refusals.lately())]
+        return facts
 
     @property
     def subscribers(self) -> dict[str, int]:
@@ -352,7 +370,18 @@ class Server:
 
     async def _open_doors(self) -> None:
         auth, limits, cluster = self.settings.auth, self.settings.limits, self._cluster
-        authentication = Authentication(self.access.keys, required=auth.required, allow_sha1=auth.sha1)
+        useful = auth.required or ANONYMOUS in self.settings.access
+        self._tokens = (
+            UsedTokenFiles(self.settings.node.data, self._disk, self.hub.counters) if useful else None
+        )
+        self.authentication = authentication = Authentication(
+            self.access.keys,
+            required=auth.required,
+            useful=useful,
+            allow_sha1=auth.sha1,
+            used=None if self._tokens is None else UsedTokens(self._tokens.known, self._tokens),
+            signed_after=0.0 if self._tokens is None else self._tokens.signed_after,
+        )
         context = DoorContext(
             self.hub,
             self.settings,
@@ -363,6 +392,7 @@ class Server:
             authentication,
             self.access,
             UnfinishedBytes(max(limits.unfinished_bytes, limits.message_bytes)),
+            self.accounts,
             self.entrance,
         )
         opener = DoorOpener(context, self.binder, self._add)
@@ -416,6 +446,7 @@ class Server:
             await asyncio.sleep(_TICK)
             for door in self._doors:
                 door.tick(loop.time())
+            self.refusals.sample(loop.time(), self.hub.counters)
             self.entrance.tls.tick(loop.time())
             if self._upstream is not None:
                 self._upstream.tick(loop.time())

@@ -25,7 +25,7 @@ STALE_SECONDS: Final = 60.0
 BESIDE_SECONDS: Final = 10.0
 """Of several processes under one name, one silent for so long is forgotten; they report each second."""
 
-_ENDED: Final = ("stopped", "failed")
+ENDED: Final = ("stopped", "failed")
 
 Key = tuple[str, int | None]
 """A report's name, and the process it is from."""
@@ -92,7 +92,7 @@ def _process(facts: Mapping[str, Any]) -> int | None:
 
 def _goes_on(report: ProgramReport, now: float) -> bool:
     """Return whether the process of a report still runs beside another of the same name."""
-    return now - report.time < BESIDE_SECONDS and report.facts.get("state") not in _ENDED
+    return now - report.time < BESIDE_SECONDS and report.facts.get("state") not in ENDED
 
 
 def _without(reports: Mapping[Key, ProgramReport], key: Key) -> dict[Key, ProgramReport]:

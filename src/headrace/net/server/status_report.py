@@ -29,6 +29,7 @@ def facts_of(server: Server) -> dict[str, object]:
     """Gather all facts as they are now."""
     hub, log, parts, settings = server.hub, server.hub.log, server.parts, server.settings
     furthest_behind = nsmallest(CONSUMERS_SHOWN, parts.consumers, key=lambda consumer: consumer.floor)
+    room = server.maintenance.room
     return {
         # First, so that none can replace a fact of the hub's own.
         **server.reports.facts(monotonic()),
@@ -47,7 +48,13 @@ def facts_of(server: Server) -> dict[str, object]:
         "counters": hub.counters.as_dict(),
         "uptime": round(time() - server.started, 3),
         "fsync": log.fsync,
-        "disk": {"bytes": log.size, "segments": len(log.segments), "last_time": log.last_time},
+        "disk": {
+            "bytes": log.size,
+            "segments": len(log.segments),
+            "last_time": log.last_time,
+            "free": room.free,
+            "size": room.size,
+        },
         "holds": {
             **hub.state.holds,
             **{f"consumer/{consumer.name}": consumer.floor + 1 for consumer in furthest_behind},

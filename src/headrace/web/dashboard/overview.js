@@ -58,8 +58,7 @@ export default {
       show(warnings,
         status.head === 0 && !status.upstream ? h("section", { class: "sheet", "aria-label": "Begin" }, empty("Nothing has been published yet. A first message, from a terminal:", "headrace pub 'hello, world' --topic greetings"),
           h("p", { class: "centre faint" }, "Or use the form on the page ", h("a", { href: "#/stream" }, "Stream"), ". ", h("code", {}, "headrace demo"), " shows everything at work, in a minute.")) : null,
-        flat(status.counters, "sync_failures").length ? notice("The disk has failed to sync: check it, then restart the hub.", "bad") : null,
-        flat(status.counters, "holds_broken").length ? notice("Retention has passed a hold: a consumer or job has lost messages. Raise log.retain_bytes or see why it lags.") : null);
+        status.alerts.map(({ problem, remedy, grave }) => notice(`${problem[0].toUpperCase()}${problem.slice(1)}. What to do: ${remedy}.`, grave ? "bad" : "")));
       show(doors, h("h2", {}, "Doors"), table("Where each door listens", [
         ["Door", ([name]) => name],
         ["Address", ([, address]) => h("code", {}, address)],
