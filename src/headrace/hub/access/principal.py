@@ -7,7 +7,7 @@ read everything says so in one attribute, for the paths where messages are many.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -56,6 +56,7 @@ class Principal:
         "anonymous",
         "deny",
         "known",
+        "may_do_everything",
         "name",
         "owner",
         "proofs",
@@ -93,6 +94,7 @@ class Principal:
         self._denials = {action: TopicTest(readable=self._denied[action]) for action in Action}
         self.publishes_everything = self.may_everything(Action.PUBLISH)
         self.reads_everything = self.may_everything(Action.READ)
+        self.may_do_everything = all(test.everything for test in self._tests.values())
 
     def may_everything(self, action: Action) -> bool:
         """Whether it may do an action to whatever there is."""
@@ -117,6 +119,20 @@ class Principal:
     def denies(self, action: Action, what: str) -> bool:
         """Whether an action to what has this name is denied in so many words."""
         return self._denials[action].allows(what)
+
+    def may_see(self, service: str) -> bool:
+        """Whether it may use a service, and is not denied to read what is published there."""
+        return self.may(Action.SERVICE, service) and not self.denies(Action.READ, service)
+
+    def seen(self, services: Sequence[str]) -> list[bool]:
+        """Return which of many services it may see."""
+        names = pa.array(services, pa.string())
+        visible = self.mask(Action.SERVICE, names) & ~self._denials[Action.READ].mask(names)
+        return [bool(shown) for shown in visible]
+
+    def may_change(self, service: str) -> bool:
+        """Whether it may use a service, and is not denied to publish there."""
+        return self.may(Action.SERVICE, service) and not self.denies(Action.PUBLISH, service)
 
     def mask(self, action: Action, topics: pa.Array) -> Mask:
         """Return to which topics of a column it may do an action."""

@@ -96,9 +96,12 @@ class Principals:
             return Principal(UNKNOWN, anonymous=True, known=False)
         if entry is None:
             return Principal(ANONYMOUS, EVERYTHING, anonymous=True)
-        if entry != Access(allow=entry.allow, deny=entry.deny):
-            raise self._wrong(ANONYMOUS, "allow", "only allow and deny: who is anonymous proves nothing")
-        return Principal(ANONYMOUS, entry.allow, entry.deny, anonymous=True)
+        if entry != Access(allow=entry.allow, deny=entry.deny, limits=entry.limits):
+            raise self._wrong(
+                ANONYMOUS, "allow", "only allow and deny, and limits: who is anonymous proves nothing"
+            )
+        # Some names are others' now, so those that it uses are its own.
+        return Principal(ANONYMOUS, entry.allow, entry.deny, owner=ANONYMOUS, anonymous=True)
 
     def _add(self, name: str, entry: Access, key: Secret | None) -> None:
         proofs: list[object] = [*entry.addresses]

@@ -8,6 +8,7 @@ are unsent, or the hub is congested.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,7 @@ from headrace.errors import (
     UsageError,
     WireError,
 )
+from headrace.hub.access.accounts import Resource
 from headrace.message import Batch
 from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
@@ -60,12 +62,22 @@ class LinkConnection:
         self.greeted = False
         self.client = ""
         """The id that the client has proved, where that is asked for."""
+        self.principal = door.principal_of(tube)
+        """Who the client is."""
+        self.account = door.accounts.of(self.principal, tube.peer.host)
+        """What the client has, over all its connections."""
+        self._charged = 0
+        """Streams that are charged to it."""
+        self._over_rate = False
+        """Whether the client waits because it sends too much a second."""
         self.name = ""
         """What it calls itself."""
         self.since = asyncio.get_running_loop().time()
         self.finished = asyncio.Event()
         """Set when nothing is left to send."""
         self._door = door
+        self._challenge: str | None = None
+        """What the client has been given to sign."""
         self._open: set[int] = set()
         self._streams: dict[int, LinkStream] = {}
         self._uncommitted = 0
@@ -88,10 +100,14 @@ class LinkConnection:
             self.refuse(error.reason, error)
             self.hang_up()
             return
+        now = asyncio.get_running_loop().time()
+        self.account.receive(len(message), 0, now)
         try:
             self._take(parsed, request_id)
         except HeadraceError as error:
             self.fail(request_id, error)
+        if self.account.rated:
+            self._keep_rate()
         self.regulate()
 
     def on_room(self) -> None:
@@ -115,6 +131,7 @@ class LinkConnection:
             if why is not None:
                 self.stream_over(stream.id, why)
         self._streams.clear()
+        self._charge_streams()
         if error is not None:
             self._open.clear()
         self._finish_if_done()
@@ -127,9 +144,14 @@ class LinkConnection:
         return f"{who} ({self.name[:64]})" if self.name else who
 
     @property
+    def owner(self) -> str:
+        """Whose publishers' and queries' names are the client's own; empty where nobody is known."""
+        return self.principal.owner
+
+    @property
     def full(self) -> bool:
         """Whether streams must wait."""
-        return self.tube.paused or self.tube.closed or self._cut_off
+        return self.tube.paused or self.tube.closed or self._cut_off or self._sent_too_much()
 
     def answer(self, request_id: int, body: Buffer | None = None, /, **members: Any) -> None:
         """Answer a request that is done."""
@@ -175,11 +197,13 @@ class LinkConnection:
     def stream(self, stream: LinkStream) -> None:
         """Begin a stream."""
         self._streams[stream.id] = stream
+        self._charge_streams()
         stream.pump()
 
     def stream_over(self, stream_id: int, answer: Mapping[str, Any] | HeadraceError) -> None:
         """Send a stream's last answer, and forget it."""
         self._streams.pop(stream_id, None)
+        self._charge_streams()
         if isinstance(answer, HeadraceError):
             self.fail(stream_id, answer)
         else:
@@ -191,12 +215,20 @@ class LinkConnection:
             raise RefusedError("stopping", "the tube has ended")
         if len(self._streams) >= MAX_STREAMS:
             raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
+        if (detail := self.account.lacks(Resource.SUBSCRIPTIONS)) is not None:
+            raise RefusedError("limit", detail)
 
     def uncommitted(self, size: int) -> None:
         """Count bytes of uncommitted rows (or, negative, of rows that are committed now)."""
         self._uncommitted += size
         if size < 0:
             self.regulate()
+
+    def revoked(self, detail: str) -> None:
+        """End: what the client might do, it may no longer."""
+        self.refuse("revoked", detail)
+        self.tube.abort()
+        self.finished.set()
 
     def refuse(self, reason: str, detail: object) -> None:
         """Count a refusal."""
@@ -216,6 +248,7 @@ class LinkConnection:
         for stream in list(self._streams.values()):
             stream.lose()
         self._streams.clear()
+        self._charge_streams()
 
     @property
     def streams(self) -> int:
@@ -235,6 +268,8 @@ class LinkConnection:
             return
         for stream in list(self._streams.values()):
             stream.tick(now)
+        if self.account.rated and not self.full:
+            self.pump()
 
     def regulate(self) -> None:
         """Read from the client, or make it wait."""
@@ -242,6 +277,7 @@ class LinkConnection:
             self._uncommitted > MAX_UNCOMMITTED
             or self._door.hub.congested
             or (self.tube.paused and self.tube.unsent > MAX_UNSENT)
+            or self._over_rate
         )
         if busy == self._reading and not self._ended:
             self._reading = not busy
@@ -249,6 +285,29 @@ class LinkConnection:
                 self.tube.pause_reading()
             else:
                 self.tube.resume_reading()
+
+    def _keep_rate(self) -> None:
+        """Make the client wait while it sends more a second than it may."""
+        loop = asyncio.get_running_loop()
+        wait = self.account.wait(loop.time())
+        if wait and not self._over_rate:
+            self._over_rate = True
+            self.account.paused += 1
+            self._door.counters.add("rate_pauses", door="tube")
+            loop.call_later(wait, self._within_rate)
+
+    def _within_rate(self) -> None:
+        self._over_rate = False
+        if not self.tube.closed:
+            self._keep_rate()
+            self.regulate()
+
+    def _sent_too_much(self) -> bool:
+        return self.account.rated and self.account.wait_to_send(asyncio.get_running_loop().time()) > 0
+
+    def _charge_streams(self) -> None:
+        self.account.adjust(Resource.SUBSCRIPTIONS, len(self._streams) - self._charged)
+        self._charged = len(self._streams)
 
     def _take(self, message: LinkMessage, request_id: int) -> None:
         try:
@@ -260,13 +319,21 @@ class LinkConnection:
             case HelloRequest():
                 if self.greeted:
                     raise RefusedError("hello", "hello was sent already")
+                if self._challenge is None:
+                    self._challenge = self._door.challenge(request)
+                    if self._challenge is not None:
+                        self.answer(request_id, challenge=self._challenge)
+                        return
                 try:
-                    members, self.client = self._door.greet(request)
+                    members, self.client = self._door.greet(
+                        request, self.tube.peer.host, self._challenge or secrets.token_hex()
+                    )
                 except HeadraceError as error:
                     self.fail(request_id, error)
                     self.hang_up()
                     return
                 self.greeted, self.name = True, request.name
+                self._door.identify(self)
                 self.tube.trust()
                 self.answer(request_id, **members)
                 return
@@ -300,6 +367,8 @@ class LinkConnection:
         if self.tube.closed or self._cut_off:
             return
         data = serialize(head) if body is None else serialize_before(head, memoryview(body).nbytes)
+        size = len(data) if body is None else len(data) + memoryview(body).nbytes
+        self.account.send(size, asyncio.get_running_loop().time() if self.account.rated else 0.0)
         try:
             if body is None:
                 self.tube.write(data)

@@ -23,6 +23,7 @@ from headrace.errors import (
     StorageError,
     TrimmedError,
 )
+from headrace.hub.access.principal import Action, Rights
 from headrace.hub.consumers import cursors as consumers
 from headrace.hub.consumers.cursors import (
     Consumer,
@@ -120,6 +121,8 @@ class LinkConsumers:
         self._known = known
         self._readers = readers
         self._groups: dict[str, ConsumerGroup] = {}
+        self._rights: dict[str, Rights] = {}
+        """What the members of each group may read."""
         self._members = 0
         self._entries = TurnEntries(hub.submit, lambda act: asyncio.get_running_loop().call_soon(act))
         known.observer = self._observe
@@ -138,6 +141,7 @@ class LinkConsumers:
             group.tick(now)
             if group.idle:
                 del self._groups[name]
+                del self._rights[name]
 
     def stop(self) -> None:
         """Stop reading the log: the hub is stopping."""
@@ -206,7 +210,12 @@ class LinkConsumers:
     def manage(self, connection: LinkConnection, request: ask.ConsumersRequest, _body: memoryview) -> None:
         """List consumers; show, reset or remove one."""
         if request.action == "list":
-            later = (consumer for consumer in self._known if consumer.created > request.after)
+            principal = connection.principal
+            later = (
+                consumer
+                for consumer in self._known
+                if consumer.created > request.after and principal.may(Action.CONSUME, consumer.name)
+            )
             described = [self.described(consumer) for consumer in islice(later, CONSUMERS_A_TIME)]
             connection.answer(request.id, consumers=described)
             return
@@ -264,15 +273,22 @@ class LinkConsumers:
 
     def _join(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
         group = self._groups.get(name)
+        rights = connection.principal.rights(Action.READ)
         if group is None:
-            group = self._groups[name] = self._group(self._get(name))
+            group = self._groups[name] = self._group(self._get(name), rights)
+            self._rights[name] = rights
+        elif self._rights[name] != rights:
+            # What some of its members may not read would be passed over for all of them.
+            raise RefusedError(
+                "conflict", f"consumer {name!r} is in use by others that may read other topics"
+            )
         member = Member(request.id, connection, group, self._members, request.credit)
         self._members += 1
         group.join(member)
         connection.stream(member)
 
-    def _group(self, consumer: Consumer) -> ConsumerGroup:
-        loop, wanted = asyncio.get_running_loop(), ConsumerFilter(consumer)
+    def _group(self, consumer: Consumer, rights: Rights) -> ConsumerGroup:
+        loop, wanted = asyncio.get_running_loop(), ConsumerFilter(consumer, rights.allowed, rights.denied)
 
         def read(first: int, last: int, room: int, reply: WhenRead) -> None:
             def done(future: asyncio.Future[Found]) -> None:
@@ -297,6 +313,7 @@ class LinkConsumers:
                 group.restart()
             case ConsumerRemoved(consumer):
                 del self._groups[consumer.name]
+                del self._rights[consumer.name]
                 group.end(RefusedError("missing", f"consumer {consumer.name!r} was removed"))
             case RangesForgotten(_, settled):
                 group.again(settled)

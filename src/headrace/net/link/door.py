@@ -10,6 +10,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from ipaddress import ip_address
 from time import time
 from typing import Final, Literal
@@ -19,17 +20,22 @@ import msgspec
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
 from headrace.hub.access.authentication import ADVICE
+from headrace.hub.access.accounts import Resource
+from headrace.hub.access.principal import Principal
 from headrace.message import Batch
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.operations import LinkOperations
 from headrace.net.link.row_bodies import row_cache
+from headrace.net.server.accepting import NO_TLS_ANSWER
+from headrace.net.server.challenge import new_challenge
 from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import ProgramReports
 from headrace.tube import Tube, TubeOptions, TubeServer, serve
+from headrace.tube.server import Listener
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link.requests import HelloRequest
-from headrace.wire.sdk.auth import client_id_text, parse_auth
+from headrace.wire.sdk.auth import parse_auth
 
 Transport = Literal["tcp", "websocket"]
 
@@ -51,6 +57,7 @@ class LinkDoor:
         """Returns why clients should use another node for now, if so."""
         self.counters = context.hub.counters
         self.hub = context.hub
+        self.accounts = context.accounts
         self._context = context
         self._cache = row_cache()
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
@@ -82,6 +89,7 @@ class LinkDoor:
             admit=self._admit,
             origins=origins,
             unfinished=self._context.unfinished,
+            accept=partial(self._accept, transport),
         )
         self._servers.append(server)
 
@@ -136,24 +144,21 @@ class LinkDoor:
 
     # Called by connections
 
-    def greet(self, hello: HelloRequest) -> tuple[dict[str, object], str]:
-        """Check a hello; return the members of its answer, and the client's id if it had to prove one."""
-        client = ""
+    def challenge(self, hello: HelloRequest) -> str | None:
+        """Return what a client must sign before its hello counts; ``None`` where that changes nothing."""
+        if hello.auth is None or "challenge" in hello.auth or not self._context.authentication.useful:
+            return None
+        return new_challenge(self.hub.log)
+
+    def greet(self, hello: HelloRequest, address: str, challenge: str) -> tuple[dict[str, object], str]:
+        """Check a hello; return the members of its answer, and the client's id if it has proven one."""
         if (reason := self.not_yet()) is not None:
             raise RefusedError("stopping", reason)
         if hello.version < VERSIONS[0]:
             spoken = ", ".join(map(str, VERSIONS))
             reason = f"this hub speaks version {spoken} of the link, not {hello.version}"
             raise ExplainedError("version", reason, versions=list(VERSIONS))
-        authentication = self._context.authentication
-        if authentication.required:
-            try:
-                auth = parse_auth(msgspec.json.encode(hello.auth))
-            except MalformedError as error:
-                raise RefusedError("auth", f"{error.field}: {error.limit}") from None
-            if (denied := authentication.judge(auth, time())) is not None:
-                raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
-            client = client_id_text(auth.client_id)
+        client = self._client_of(hello, address, challenge)
         log = self.hub.log
         return {
             "version": min(hello.version, VERSION),
@@ -164,6 +169,48 @@ class LinkDoor:
             "message_bytes": self._context.settings.limits.message_bytes,
             "op": log.head_op,
         }, client
+
+    def _client_of(self, hello: HelloRequest, address: str, challenge: str) -> str:
+        authentication = self._context.authentication
+        if not authentication.useful or (hello.auth is None and not authentication.required):
+            return ""
+        try:
+            auth = parse_auth(msgspec.json.encode(hello.auth))
+        except MalformedError as error:
+            raise RefusedError("auth", f"{error.field}: {error.limit}") from None
+        client, denied = authentication.judge(auth, time(), address=address, challenge=challenge)
+        if denied is not None:
+            raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
+        return client
+
+    async def _accept(
+        self,
+        transport: Transport,
+        sock: socket.socket,
+        make: Callable[[tuple[str, int] | None], asyncio.BaseProtocol],
+    ) -> Listener:
+        door, answer = ("tube_tcp", b"") if transport == "tcp" else ("tube_ws", NO_TLS_ANSWER)
+        return await self._context.entrance.listen(door, sock, make, name="tube", plain_answer=answer)
+
+    def principal_of(self, tube: Tube) -> Principal:
+        """Return who a client is before its hello."""
+        return self._context.access.principals.of_peer("", getattr(tube, "certificate_name", ""))
+
+    def identify(self, connection: LinkConnection) -> None:
+        """Note who a client is that has said hello."""
+        access = self._context.access
+        if connection.client:
+            proven = access.principals.of_client_id(connection.client)
+            connection.principal = proven or access.principals.anonymous
+            account = self.accounts.of(connection.principal, connection.tube.peer.host)
+            if account is not connection.account:
+                if (detail := account.take(Resource.CONNECTIONS)) is not None:
+                    asyncio.get_running_loop().call_soon(connection.hang_up)
+                    raise RefusedError("limit", detail)
+                connection.account.give_back(Resource.CONNECTIONS)
+                connection.account = account
+        if not connection.principal.anonymous:
+            access.let_in(connection.principal, "tube", connection.peer)
 
     def _admit(self, tube: Tube) -> bool:
         address, door = tube.peer.host, f"tube over {tube.transport.value}"
@@ -176,13 +223,20 @@ class LinkDoor:
 
     async def _converse(self, tube: Tube) -> None:
         connection = LinkConnection(self, tube)
+        if (detail := connection.account.take(Resource.CONNECTIONS)) is not None:
+            connection.refuse("connections", detail)
+            tube.abort()
+            return
         self._connections.add(connection)
+        self._context.access.join(connection)
         try:
             tube.attach(connection)
             await connection.finished.wait()
         finally:
             connection.drop()
+            connection.account.give_back(Resource.CONNECTIONS)
             self._connections.discard(connection)
+            self._context.access.leave(connection)
 
 
 def _origins(host: str, others: Sequence[str]) -> list[str | re.Pattern[str] | None]:

@@ -22,6 +22,7 @@ from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.lost_ranges import LinkLostRanges
 from headrace.net.link.publishing import LinkPublishing, RequestBodies
 from headrace.net.link.reading import LinkReading
+from headrace.net.link.rights import LinkRights
 from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
@@ -46,13 +47,14 @@ class LinkOperations:
         self._log = hub.log
         self._status = status
         self._reports = reports
+        self._rights = rights = LinkRights(context.access)
         changes = ServicePublishing(hub, parts.services)
         bodies = RequestBodies(hub.log, context.settings.limits.message_bytes)
         aside = BackgroundWork(context.readers)
-        reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions)
+        reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions, rights)
         self.waiting = reading.waiting
-        publishing = LinkPublishing(context.intake.idempotent, bodies)
-        self._stages = LinkStages(context.intake, changes, bodies, aside, hub.counters)
+        publishing = LinkPublishing(context.intake.idempotent, bodies, rights)
+        self._stages = LinkStages(context.intake, changes, bodies, aside, hub.counters, rights)
         self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
             ask.HeadRequest: reading.head,
             ask.StatusRequest: self._tell_status,
@@ -77,7 +79,8 @@ class LinkOperations:
         }
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
-        """Perform a request; an error raised here is its answer."""
+        """Perform a request that the client may make; an error raised here is its answer."""
+        self._rights.check(connection, request)
         self._table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:

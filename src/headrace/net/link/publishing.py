@@ -7,6 +7,7 @@ they count against what the connection may have under way. A repeat is answered 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,7 @@ from headrace.hub.services.objects import POLICY
 from headrace.log import Log
 from headrace.message import Batch
 from headrace.net.link.connection import LinkConnection
+from headrace.net.link.rights import LinkRights
 from headrace.protocols import ORIGINS, PUBLISHED_ORIGINS
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import PUBLISHED, rows_of
@@ -33,9 +35,10 @@ MAX_TOPIC: Final = 0xFFFF
 class LinkPublishing:
     """The publish requests of one hub's link."""
 
-    def __init__(self, publishing: IdempotentPublishing, bodies: RequestBodies) -> None:
+    def __init__(self, publishing: IdempotentPublishing, bodies: RequestBodies, rights: LinkRights) -> None:
         self._publishing = publishing
         self._bodies = bodies
+        self._rights = rights
 
     def publish(self, connection: LinkConnection, request: ask.PublishRequest, body: memoryview) -> None:
         """Publish rows."""
@@ -43,10 +46,12 @@ class LinkPublishing:
         batch = self._bodies.published(
             body, origin=request.origin, publisher=request.publisher or connection.peer, number=request.number
         )
+        self._rights.check_topics(connection, [batch])
         if request.number is not None and not request.publisher:
             raise RefusedError("malformed", "a number is a publisher's: say whose it is")
+        connection.account.receive(0, len(batch), asyncio.get_running_loop().time())
         reply = _when_published(connection, request.id, len(body), int)
-        claim = Claim(request.epoch, request.client or connection.client, request.retry)
+        claim = Claim(request.epoch, request.client or connection.owner, request.retry)
         self._publishing.publish(batch, reply, follows=request.follows, claim=claim)
 
     def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
@@ -76,7 +81,7 @@ class LinkPublishing:
             else:
                 connection.answer(request.id, epoch=opened.epoch, newest=opened.newest)
 
-        client = request.client or connection.client
+        client = request.client or connection.owner
         wanted = Opening(holder, client, request.by or connection.describe())
         self._publishing.open(request.publisher, wanted, reply)
 

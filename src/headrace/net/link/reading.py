@@ -20,6 +20,7 @@ from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.operation_bodies import EntryFilter
+from headrace.net.link.rights import LinkRights
 from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.streams import (
     CopyStream,
@@ -44,6 +45,7 @@ class LinkReading:
         background: BackgroundWork,
         consumers: LinkConsumers,
         subscriptions: Subscriptions,
+        rights: LinkRights,
     ) -> None:
         self._hub = hub
         self._log = hub.log
@@ -53,6 +55,7 @@ class LinkReading:
         self._delivered = hub.counters.counter("delivered", door="tube")
         self._consumers = consumers
         self._subscribed = subscriptions
+        self._rights = rights
         self.waiting = Waiting()
         self._packing: set[LinkConnection] = set()
         """Connections for which a snapshot is being packed: each is as large as the state, so one at a time."""
@@ -66,7 +69,8 @@ class LinkReading:
         connection.answer(
             request.id,
             **more,
-            path=str(log.directory.resolve()),
+            # Who reads the files themselves reads every topic.
+            path=str(log.directory.resolve()) if connection.principal.reads_everything else "",
             log=str(log.uuid),
             first=log.first,
             head=log.head,
@@ -210,7 +214,9 @@ class LinkReading:
         cursor: int,
         last: int | None,
     ) -> None:
-        wanted = _filter(request)
+        origins = [request.origin] if isinstance(request.origin, str) else request.origin
+        where = ask.parse_where(request.where or {})
+        wanted = self._rights.filter(connection, request.topic, origins, where)
         if cursor < self._log.first and (last is None or cursor <= last):
             raise TrimmedError(cursor, self._log.head if last is None else last, self._log.first)
         stream = RowStream(
@@ -226,14 +232,6 @@ class LinkReading:
             delivered=self._delivered,
         )
         connection.stream(stream)
-
-
-def _filter(request: ask.ReadRequest | ask.FollowRequest) -> Filter | None:
-    """Make a stream's filter; ``None`` for every message."""
-    if request.topic is None and request.origin is None and request.where is None:
-        return None
-    origins = [request.origin] if isinstance(request.origin, str) else request.origin
-    return Filter(request.topic, origins, ask.parse_where(request.where or {}))
 
 
 def _no_longer_kept(log: Log) -> TrimmedError:

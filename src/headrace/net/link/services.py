@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headrace.errors import LimitError, MalformedError, RefusedError, UsageError
+from headrace.hub.access.principal import Principal
 from headrace.hub.services import objects as services
 from headrace.hub.services.objects import Service, ServiceKind, Services
 from headrace.message import Batch
@@ -16,6 +17,8 @@ from headrace.net.link.connection import LinkConnection
 from headrace.wire.link import requests as ask
 
 SERVICES_A_TIME: Final = 256
+SERVICES_LOOKED_AT: Final = 4096
+"""Services that are looked at together, for a client that may see some of them."""
 
 
 class LinkServices:
@@ -30,7 +33,7 @@ class LinkServices:
         if name is None:
             if request.action != "list":
                 raise RefusedError("malformed", f"{request.action}: name the service")
-            found = self._known.after(request.after, SERVICES_A_TIME)
+            found = self._seen(connection.principal, request.after)
             connection.answer(request.id, services=[_described(service) for service in found])
         elif request.action == "list":
             service = self._known.get(name)
@@ -41,6 +44,18 @@ class LinkServices:
             self._create(connection, request.id, name, ServiceKind(request.kind))
         else:
             self._remove(connection, request.id, name)
+
+    def _seen(self, principal: Principal, after: int) -> list[Service]:
+        """Return the next services that a principal may see."""
+        found = self._known.after(after, SERVICES_A_TIME)
+        if principal.may_do_everything:
+            return found
+        seen: list[Service] = []
+        while found and len(seen) < SERVICES_A_TIME:
+            visible = principal.seen([service.id for service in found])
+            seen += [service for service, shown in zip(found, visible, strict=True) if shown]
+            found = self._known.after(found[-1].created, SERVICES_LOOKED_AT)
+        return seen[:SERVICES_A_TIME]
 
     def _create(self, connection: LinkConnection, request_id: int, name: str, kind: ServiceKind) -> None:
         if (there := self._known.get(name)) is not None:

@@ -21,6 +21,7 @@ from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.publishing import RequestBodies, check_origin
+from headrace.net.link.rights import LinkRights
 from headrace.wire.link import requests as ask
 
 
@@ -34,6 +35,7 @@ class LinkStages:
         bodies: RequestBodies,
         aside: BackgroundWork,
         counters: Counters,
+        rights: LinkRights,
     ) -> None:
         self._staging = intake.staging
         self._commits = intake.commits
@@ -41,6 +43,7 @@ class LinkStages:
         self._bodies = bodies
         self._aside = aside
         self._counters = counters
+        self._rights = rights
 
     def tick(self, now: float) -> None:
         """Drop stages that were not committed in time."""
@@ -51,6 +54,7 @@ class LinkStages:
     def stage(self, connection: LinkConnection, request: ask.StageRequest, body: memoryview) -> None:
         """Keep rows until they are committed."""
         rows = self._bodies.published(body)
+        self._rights.check_topics(connection, [rows])
         deadline = asyncio.get_running_loop().time() + SECONDS
         stage = StagedRows(request.query, request.batch, request.part, rows, deadline, held=len(body))
         # Short names: a commit lists all of its stages in one request's head.
@@ -84,7 +88,7 @@ class LinkStages:
                 connection.fail(request.id, error)
 
         token = token_of(names) if request.token is None else request.token
-        terms = Commit(0, token, request.client or connection.client)
+        terms = Commit(0, token, request.client or connection.owner)
         begun = self._commits.begin(query, batch, names, again, terms)
         if begun is None:
             return
@@ -106,6 +110,7 @@ class LinkStages:
             rows, used, cover = loaded
             batches = [replace(each, origin=request.origin, publisher=query) for each in rows]
             try:
+                self._rights.check_services(connection, used)
                 self._changes.make_room(used)
             except HeadraceError:
                 self._commits.give_up(query)

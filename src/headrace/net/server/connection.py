@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
 from headrace.client.tls import RenewedContext
 from headrace.errors import StorageError, WireError
+from headrace.hub.access.accounts import UNLIMITED, Account, Resource
 from headrace.hub.access.principal import EVERYTHING, Principal
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
@@ -39,6 +40,7 @@ LONGEST_KEEPALIVE: Final = 32767
 """Seconds: the most that Linux takes for a keepalive setting."""
 
 OWN: Final = Principal("this hub", EVERYTHING)
+OWN_ACCOUNT: Final = Account("this hub", UNLIMITED)
 """Whom this hub has dialled itself, as its settings say."""
 
 S = TypeVar("S", bound="DoorConnection[Any]")
@@ -79,6 +81,10 @@ class ConnectionGroup(Generic[S]):
     def principal_of(self, _address: str, _certificate: str) -> Principal:
         """Return who a new connection's peer is, as far as its address and certificate tell."""
         return OWN
+
+    def account_of(self, principal: Principal, address: str) -> Account:
+        """Return the account that a peer's connection is charged to."""
+        return OWN_ACCOUNT if principal is OWN else self.context.accounts.of(principal, address)
 
     def tick(self, now: float) -> None:
         """Enforce every connection's deadlines."""
@@ -154,8 +160,8 @@ class TcpDoor(ConnectionGroup[S]):
         self.context.admission.release(address, self.name)
 
     def principal_of(self, address: str, certificate: str) -> Principal:
-        """Return who a new connection's peer is, as far as its address and certificate tell."""
-        return self.context.access.principals.of_peer(address, certificate)
+        """Return who a new connection's peer is, as far as its certificate tells; or its address, without a login."""
+        return self.context.access.principals.of_peer("" if self.has_login else address, certificate)
 
     def stop(self) -> None:
         """Accept and read nothing more."""
@@ -194,6 +200,12 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """All names in it."""
         self.principal = OWN
         """Who the peer is."""
+        self.account = OWN_ACCOUNT
+        """What the peer has, over all its connections."""
+        self._over_rate = False
+        """Whether the peer waits because it sends too much a second."""
+        self._owed = False
+        """Whether the peer waits for more because it is sent too much a second."""
         self._decoder = decoder
         self._where = ""
         self._crowded = False
@@ -235,6 +247,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Return the messages that are not sent yet, to be reported if the peer is cut off."""
         return None
 
+    def account_changes(self) -> None:
+        """Give back what is charged to the account before another takes its place."""
+
     def closed(self) -> None:
         """Clean up; called once, and only if the connection was admitted."""
 
@@ -245,7 +260,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
 
     def must_wait(self) -> bool:
         """Return whether what the peer sends has to wait."""
-        return self.door.hub.congested or self.door.stopping or self._full
+        return self.door.hub.congested or self.door.stopping or self._full or self._over_rate
 
     # Called by asyncio.
 
@@ -278,6 +293,12 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 "not_allowed", "auth.required is on, and no principal has this address or certificate"
             )
             return
+        account = self.door.account_of(self.principal, self.endpoint[0])
+        if (detail := account.take(Resource.CONNECTIONS)) is not None:
+            self.door.release(self.endpoint[0])
+            self.refuse("connections", detail)
+            return
+        self.account = account
         self.admitted = True
         self.door.connections.add(self)
         self.door.empty.clear()
@@ -293,6 +314,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         if self in self.door.connections:
             self.door.connections.discard(self)
             self.door.release(self.endpoint[0])
+            self.account.give_back(Resource.CONNECTIONS)
         if not self.door.connections:
             self.door.empty.set()
 
@@ -304,6 +326,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Take what was received."""
         if self.admitted:
             self.heard = self.loop.time()
+            self.account.receive(received, 0, self.heard)
             self._take_all(self.door.view[:received])
 
     def eof_received(self) -> bool:
@@ -345,6 +368,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             return
         self.done_taking()
         self._crowded = not left
+        if self.account.rated:
+            self._keep_rate()
         waits = self._crowded or self.must_wait()
         # What waits for the hub is no fault of the peer.
         held = 0 if waits else self._decoder.unfinished
@@ -367,6 +392,21 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, idle // 8)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
+    def _keep_rate(self) -> None:
+        """Make the peer wait while it sends more a second than it may."""
+        wait = self.account.wait(self.loop.time())
+        if wait and not self._over_rate:
+            self._over_rate = True
+            self.account.paused += 1
+            self.counters.add("rate_pauses", door=self.door.name)
+            self.loop.call_later(wait, self._within_rate)
+
+    def _within_rate(self) -> None:
+        self._over_rate = False
+        if self.admitted:
+            self._keep_rate()
+            self.resume_reading()
+
     def _take_rest(self) -> None:
         self._rest_due = False
         if self.admitted and not self.must_wait():
@@ -382,12 +422,23 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     @property
     def room(self) -> int:
         """Bytes that may still be sent before the peer takes some."""
+        if self.account.rated and self.account.wait_to_send(self.loop.time()):
+            self._owed = True
+            return 0
         return 0 if self._full else self.limits.queue_bytes - self.buffered
 
     def identified(self, principal: Principal) -> None:
         """Note who the peer has proven to be."""
         self.principal = principal
         self.door.context.access.let_in(principal, self.door.name, self.name)
+        account = self.door.account_of(principal, self.endpoint[0])
+        if account is not self.account:
+            if (detail := account.take(Resource.CONNECTIONS)) is not None:
+                self.refuse("connections", detail)
+                return
+            self.account_changes()
+            self.account.give_back(Resource.CONNECTIONS)
+            self.account = account
 
     def revoked(self, detail: str) -> None:
         """End: what the peer might do, it may no longer."""
@@ -402,6 +453,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         if self._transport.is_closing():
             return
         self._sent += len(data)
+        self.account.send(len(data), self.loop.time() if self.account.rated else 0.0)
         self._transport.write(data)
 
     def settled(self, outcome: Batch | StorageError) -> None:
@@ -427,6 +479,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             return
         if not self.admitted:
             return  # It is closing, as fast as the peer takes what is left to send.
+        if self._owed and not self.account.wait_to_send(now):
+            self._owed = False
+            self.drained()
         place = self._decoder.frame_at
         if not self._decoder.unfinished or place != self._frame_at or self.reading_paused or self._ended:
             self._frame_at, self._frame_since = place, now

@@ -1,0 +1,163 @@
+"""Which rights each request of the link needs.
+
+A request is checked here before anybody acts on it, except for what its body says: the topics of rows are checked where
+they are read (:meth:`LinkRights.check_topics`), and a reader's filter has its rights in it (:meth:`LinkRights.filter`).
+
+A relay names whose request it passes on (``client``, ``by``, ``token``), and hubs copy the log and each other's state:
+that needs ``admin``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from headrace.hub.access.access import AccessControl, forbidden
+from headrace.hub.access.principal import Action, Forbidden
+from headrace.hub.filters import Filter
+from headrace.message import Batch
+from headrace.wire.link import requests as ask
+from headrace.wire.sdk.predicate import Predicate
+
+if TYPE_CHECKING:
+    from headrace.net.link.connection import LinkConnection
+
+DOOR: Final = "tube"
+
+_ADMIN: Final = (
+    ask.StatusRequest,
+    ask.EntriesRequest,
+    ask.ReplicateRequest,
+    ask.PassRequest,
+    ask.SnapshotRequest,
+    ask.ReportRequest,
+    ask.SubscriptionsRequest,
+)
+"""Requests about the hub itself, or about everybody's state."""
+
+
+class LinkRights:
+    """Asks the one question for the link's requests."""
+
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
+
+    def check(self, connection: LinkConnection, request: ask.Request) -> None:
+        """Raise an error if the client may not make a request; note what it changes."""
+        if not connection.principal.may_do_everything:
+            self._judge(connection, request)
+        self._note(connection, request)
+
+    def check_topics(self, connection: LinkConnection, batches: Sequence[Batch]) -> None:
+        """Raise an error unless the client may publish to every topic of some messages."""
+        principal = connection.principal
+        if principal.publishes_everything:
+            return
+        for batch in batches:
+            if batch.columns is None or "topic" not in batch.columns.schema.names:
+                self._check(connection, Action.PUBLISH, batch.topic)
+                continue
+            topics = batch.columns.column("topic")
+            if not self._access.may_each(principal, Action.PUBLISH, DOOR, topics, connection.peer):
+                raise forbidden(principal, Action.PUBLISH, "one of these topics")
+
+    def check_services(self, connection: LinkConnection, services: Mapping[str, object]) -> None:
+        """Raise an error unless the client may change all of some services."""
+        if not connection.principal.may_everything(Action.SERVICE):
+            for service in services:
+                self._check(connection, Action.SERVICE, service)
+
+    def filter(
+        self,
+        connection: LinkConnection,
+        topic: str | None,
+        origins: Sequence[str] | None,
+        where: Mapping[str, Predicate],
+    ) -> Filter | None:
+        """Make the filter of a reader: what it asks for, of what it may read; ``None`` for every message."""
+        principal = connection.principal
+        if principal.reads_everything:
+            return None if topic is None and origins is None and not where else Filter(topic, origins, where)
+        rights = principal.rights(Action.READ)
+        return Filter(topic, origins, where, readable=rights.allowed, denied=rights.denied)
+
+    def _judge(self, connection: LinkConnection, request: ask.Request) -> None:
+        match request:
+            case ask.ReadRequest() | ask.FollowRequest(consumer=None):
+                self._check_reads(connection, request.topic)
+            case ask.FollowRequest():
+                self._check(connection, Action.CONSUME, request.consumer or "")
+                self._check_reads(connection, request.topic)
+                if request.dead_letter is not None:
+                    # Dead letters are messages that the hub publishes for the consumer.
+                    self._check(connection, Action.PUBLISH, request.dead_letter)
+            case ask.PublishRequest(client=client):
+                self._check_own(connection, bool(client))
+            case ask.PublisherRequest(client=client, by=by):
+                self._check_own(connection, bool(client or by))
+                self._check_any(connection, Action.PUBLISH, request.publisher)
+            case ask.StageRequest(query=query):
+                self._check(connection, Action.STAGE, query)
+            case ask.CommitRequest(query=query, client=client, token=token):
+                self._check(connection, Action.STAGE, query)
+                self._check_own(connection, bool(client) or token is not None)
+            case ask.AbortRequest():
+                self._check_any(connection, Action.STAGE, "")
+            case ask.AckRequest(consumer=consumer):
+                self._check(connection, Action.CONSUME, consumer)
+            case ask.ConsumersRequest(consumer=str(consumer)):
+                self._check(connection, Action.CONSUME, consumer)
+            case ask.HoldsRequest(name=name):
+                # A hold keeps messages for a reader, as a durable consumer's place does.
+                self._check(connection, Action.CONSUME if name else Action.ADMIN, name or "")
+            case ask.LostRequest():
+                self._check_reads(connection, None)
+            case ask.ServicesRequest(service=str(service)):
+                self._check(connection, Action.SERVICE, service)
+                if request.action == "list" and connection.principal.denies(Action.READ, service):
+                    self._refuse(connection, Action.READ, service, Forbidden.DENIED)
+            case _ if isinstance(request, _ADMIN):
+                self._check(connection, Action.ADMIN)
+            case _:
+                # How far the log reaches, and lists of what it may see: whoever is known may ask.
+                if not connection.principal.known:
+                    self._refuse(connection, Action.READ, "", Forbidden.UNKNOWN)
+
+    def _note(self, connection: LinkConnection, request: ask.Request) -> None:
+        match request:
+            case ask.ServicesRequest(action="create" | "remove"):
+                self._changed(connection, f"{request.action} service", request.service)
+            case ask.ConsumersRequest(action="reset" | "remove"):
+                self._changed(connection, f"{request.action} consumer", request.consumer)
+            case ask.HoldsRequest(name=str()):
+                self._changed(connection, "release hold" if request.release else "hold", request.name)
+
+    def _changed(self, connection: LinkConnection, action: str, what: str | None) -> None:
+        self._access.changed(connection.principal, DOOR, connection.peer, action, what or "")
+
+    def _check(self, connection: LinkConnection, action: Action, what: str = "") -> None:
+        self._access.check(connection.principal, action, DOOR, what, connection.peer)
+
+    def _check_own(self, connection: LinkConnection, named: bool) -> None:
+        """Let nobody speak for another client but hubs that relay."""
+        if named:
+            self._check(connection, Action.ADMIN)
+
+    def _check_any(self, connection: LinkConnection, action: Action, what: str) -> None:
+        """Refuse a client that may do this to nothing at all."""
+        if not connection.principal.may_something(action):
+            self._refuse(connection, action, what, connection.principal.verdict(action, what))
+
+    def _check_reads(self, connection: LinkConnection, topic: str | None) -> None:
+        """Refuse a reader of one topic that it may not read, and one that may read none."""
+        if topic is not None and "*" not in topic:
+            self._check(connection, Action.READ, topic)
+        else:
+            self._check_any(connection, Action.READ, topic or "")
+
+    def _refuse(
+        self, connection: LinkConnection, action: Action, what: str, reason: Forbidden | None
+    ) -> None:
+        principal = connection.principal
+        self._access.refused(principal, action, DOOR, what, connection.peer, reason or Forbidden.NOT_ALLOWED)
+        raise forbidden(principal, action, what)
