@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from headrace.config.value_types import (
     Address,
@@ -22,6 +22,7 @@ from headrace.config.value_types import (
     access_rule,
     address,
     any_network,
+    budget,
     choice,
     client_id,
     count,
@@ -200,6 +201,17 @@ class Auth:
     sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, which old clients make, are accepted.")
 
 
+BUDGETS: Final = (
+    "connections",
+    "subscriptions",
+    "state_bytes",
+    "messages_per_second",
+    "bytes_per_second",
+    "sent_bytes_per_second",
+)
+"""What a principal may have a limit of its own for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """A principal: how it proves who it is, and what it may do. `anonymous` is whoever proves nothing."""
@@ -228,6 +240,9 @@ class Access:
         list_of(access_rule((*ACTIONS, EVERY_ACTION), ("admin", EVERY_ACTION))),
         (),
         "What it may not do, though `allow` says so.",
+    )
+    limits: tuple[tuple[str, int], ...] = setting(
+        list_of(budget(BUDGETS)), (), "Its own budget, where that is not the one of all clients (`limits`)."
     )
 
 
@@ -442,6 +457,22 @@ class Limits:
     )
     state_bytes_per_client: int = setting(
         size(1), 256 << 20, "The same for the services that one client was the last to publish to."
+    )
+    # Here and below, a client is a principal, or an address where nobody is known.
+    connections_per_client: int = setting(
+        count(1), 5000, "The most connections of one client at all doors; of an unknown one, of its address."
+    )
+    subscriptions_per_client: int = setting(
+        count(1), 200_000, "The most subscriptions and streams of one client."
+    )
+    messages_per_second: int | None = setting(
+        or_off(count(1)), None, "The most messages a second of one client; past it, the client is not read from."
+    )
+    bytes_per_second: int | None = setting(
+        or_off(size(1)), None, "The most bytes a second from one client; past it, the client is not read from."
+    )
+    sent_bytes_per_second: int | None = setting(
+        or_off(size(1)), None, "The most bytes a second to one client; past it, the client waits for more."
     )
     handshake_seconds: float = setting(
         seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."

@@ -254,6 +254,20 @@ def access_rule(actions: Sequence[str], unnamed: Collection[str]) -> ValueType[s
     )
 
 
+def budget(names: Sequence[str]) -> ValueType[tuple[str, int]]:
+    """Make the type of one limit of a principal: its name and a number, which may have a unit of bytes."""
+
+    def read(value: object) -> tuple[str, int]:
+        if isinstance(value, (list, tuple)):
+            value = " ".join(map(str, value))
+        name, _, number = " ".join(_of(str, value).split()).partition(" ")
+        if name not in names:
+            raise ValueError(value)
+        return name, _within(_parse_size(number), 1)
+
+    return ValueType(f"a name and a number, such as `state_bytes 64MiB`; the names are {', '.join(names)}", read)
+
+
 def hex_digits(digits: int) -> ValueType[str]:
     """Make the type of words of so many hex digits; the empty word is none."""
 

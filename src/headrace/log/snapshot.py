@@ -2,8 +2,8 @@
 
 A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid, the
 operation and the newest message, all under one CRC32C. A large state comes, and is written, in pieces
-(:mod:`~headrace.log.snapshot_pieces`): nobody has to wait for all of it. The two newest are kept: if one is damaged or of another log it
-is skipped and counted, and the older one is used, as long as the log still has what follows it.
+(:mod:`~headrace.log.snapshot_pieces`): nobody has to wait for all of it. The two newest are kept: if one is damaged or
+of another log it is skipped and counted, and the older one is used, as long as the log still has what follows it.
 """
 
 from __future__ import annotations

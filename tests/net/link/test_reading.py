@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from threading import Event, Thread, current_thread, main_thread
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, refused, rows
@@ -296,11 +297,11 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Snapshots are packed only once this is set."""
     may = Event()
 
-    def serialize(taken: snapshot.Snapshot) -> bytes:
+    def packed(uuid: UUID, taken: snapshot.FrozenState) -> bytes:
         may.wait(SECONDS)
-        return snapshot.serialize(taken)
+        return snapshot.packed(uuid, taken)
 
-    monkeypatch.setattr(reading, "serialize", serialize)
+    monkeypatch.setattr(reading, "packed", packed)
     yield may
     may.set()
 
@@ -322,11 +323,11 @@ async def test_one_snapshot_at_a_time_is_packed_for_a_tube(
 async def test_a_snapshot_that_cannot_be_packed_is_not_the_last(
     server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(_: object) -> bytes:
+    def failing(*_: object) -> bytes:
         raise StorageError("no room for it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "serialize", failing)
+        patch.setattr(reading, "packed", failing)
         assert (await peer.ask(op="snapshot", id=1))["error"] == "storage"
     assert (await peer.ask(op="snapshot", id=1))["event"] == "snapshot"
 

@@ -175,6 +175,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         """Do what the peer asks; its KEEPALIVEs gather."""
         match frame:
             case PushRun(run):
+                self.account.receive(0, run.count, self.heard)
                 self._hub.submit(Batch(run, origin="fyrehose", publisher=self.name), self.settled)
             case Keepalive(address, port):
                 self._acks.append(_acknowledgement(address, port))

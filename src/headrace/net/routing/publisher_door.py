@@ -45,6 +45,7 @@ class PublisherStream(DoorConnection[PublisherDoor]):
         """Submit a run of messages."""
         columns = columns_of(frame.attributes)
         batch = Batch(frame.payloads, origin=ORIGIN, publisher=self.name, columns=columns)
+        self.account.receive(0, len(batch), self.heard)
         self.door.hub.submit(batch, self.settled)
         if self.door.hub.full:
             self.door.hub.take_turn()

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.config import Settings
 from headrace.hub.access.access import AccessControl
+from headrace.hub.access.accounts import Accounts
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
@@ -35,6 +36,8 @@ class DoorContext:
     """Who may do what."""
     unfinished: UnfinishedBytes
     """Memory for messages that are not whole, of all doors."""
+    accounts: Accounts
+    """What each peer has and may have."""
     entrance: Entrance
     """How every TCP door accepts."""
 

@@ -1,0 +1,245 @@
+"""What each peer costs the hub, and how much of it one peer may have.
+
+Every principal has one account, and so has every address from which somebody comes whom nobody knows. All connections
+of a peer share its account, at whatever door. It counts
+
+- what a peer **has**: connections, subscriptions, bytes of state. Asking for more than its budget is refused
+  (:meth:`Account.take`), where the protocol can say so by an error, else by ending the connection;
+- what it **sends and is sent**: messages and bytes a second. A peer above its rate is not read from until it is within
+  it again, and a reader above its rate is sent nothing more; nothing is lost by either.
+
+The budget of all is in ``limits``, that of one principal in ``access.NAME.limits``. A batch costs one call, whatever is
+in it. There is no clock here: ``now`` is an argument.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from headrace.config import Settings
+from headrace.hub.access.principal import Principal
+
+MOST_IDLE: Final = 4096
+"""Accounts without a connection that are kept for what their peers have in the state."""
+
+
+class Resource(StrEnum):
+    """What a peer may have a number of."""
+
+    CONNECTIONS = "connections"
+    SUBSCRIPTIONS = "subscriptions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much one peer may have; a rate that is ``None`` is not limited."""
+
+    connections: int
+    subscriptions: int
+    state_bytes: int
+    messages_per_second: int | None
+    bytes_per_second: int | None
+    sent_bytes_per_second: int | None
+
+
+UNLIMITED: Final = Budget(
+    connections=sys.maxsize,
+    subscriptions=sys.maxsize,
+    state_bytes=sys.maxsize,
+    messages_per_second=None,
+    bytes_per_second=None,
+    sent_bytes_per_second=None,
+)
+
+
+class Rate:
+    """A number of something a second. A peer that was idle may send a second's worth at once."""
+
+    __slots__ = ("_at", "_level", "limit")
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._level = 0.0
+        self._at = 0.0
+
+    def add(self, amount: int, now: float) -> None:
+        """Count some more."""
+        if self.limit is not None:
+            self._level = max(0.0, self._level - (now - self._at) * self.limit) + amount
+            self._at = now
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the rate is within its limit again."""
+        if self.limit is None:
+            return 0.0
+        return max(0.0, self._level / self.limit - 1.0 - (now - self._at))
+
+
+class Account:
+    """What one peer has and does, over all its connections."""
+
+    __slots__ = (
+        "_bytes",
+        "_messages",
+        "_sent",
+        "budget",
+        "has",
+        "name",
+        "paused",
+        "rated",
+        "received_bytes",
+        "received_messages",
+        "refused",
+        "sent_bytes",
+        "state_bytes",
+        "state_pending",
+    )
+
+    def __init__(self, name: str, budget: Budget) -> None:
+        self.name = name
+        """The principal's name, or the address."""
+        self.has: dict[Resource, int] = dict.fromkeys(Resource, 0)
+        self.state_bytes = 0
+        """Bytes of the services that it was the last to publish to."""
+        self.state_pending = 0
+        """Bytes of changes to services that are on their way into the log."""
+        self.received_bytes = 0
+        self.received_messages = 0
+        self.sent_bytes = 0
+        self.refused = 0
+        """Times that it asked for more than it may have."""
+        self.paused = 0
+        """Times that it had to wait for its rate."""
+        self._messages = Rate(None)
+        self._bytes = Rate(None)
+        self._sent = Rate(None)
+        self.obey(budget)
+
+    def obey(self, budget: Budget) -> None:
+        """Take another budget."""
+        self.budget = budget
+        self._messages.limit = budget.messages_per_second
+        self._bytes.limit = budget.bytes_per_second
+        self._sent.limit = budget.sent_bytes_per_second
+        self.rated = any(rate.limit is not None for rate in (self._messages, self._bytes, self._sent))
+        """Whether any rate is limited: where none is, nobody needs to look at the time."""
+
+    @property
+    def most_state_bytes(self) -> int:
+        """The most bytes that it may have in services."""
+        return self.budget.state_bytes
+
+    def take(self, resource: Resource, amount: int = 1) -> str | None:
+        """Give it some of a resource, or return why not."""
+        most = getattr(self.budget, resource)
+        if self.has[resource] + amount > most:
+            self.refused += 1
+            return f"{self.name} has {self.has[resource]} {resource} of {most} (limits.{resource}_per_client)"
+        self.has[resource] += amount
+        return None
+
+    def lacks(self, resource: Resource) -> str | None:
+        """Return why it gets no more of a resource, if so."""
+        detail = self.take(resource)
+        if detail is None:
+            self.has[resource] -= 1
+        return detail
+
+    def adjust(self, resource: Resource, difference: int) -> None:
+        """Count what it has more or less of, where :meth:`lacks` was asked before."""
+        self.has[resource] += difference
+
+    def give_back(self, resource: Resource, amount: int = 1) -> None:
+        """Take back what :meth:`take` gave."""
+        self.has[resource] -= amount
+
+    def receive(self, size: int, messages: int, now: float) -> None:
+        """Count what it has sent."""
+        self.received_bytes += size
+        self.received_messages += messages
+        if self.rated:
+            self._bytes.add(size, now)
+            self._messages.add(messages, now)
+
+    def send(self, size: int, now: float) -> None:
+        """Count what it was sent."""
+        self.sent_bytes += size
+        if self.rated:
+            self._sent.add(size, now)
+
+    def wait(self, now: float) -> float:
+        """Return the seconds for which nothing more is read from it, 0 if it keeps within its rates."""
+        return max(self._bytes.wait(now), self._messages.wait(now)) if self.rated else 0.0
+
+    def wait_to_send(self, now: float) -> float:
+        """Return the seconds for which nothing more is sent to it."""
+        return self._sent.wait(now) if self.rated else 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing that must be remembered."""
+        return not (any(self.has.values()) or self.state_bytes or self.state_pending)
+
+    def facts(self) -> dict[str, object]:
+        """Return what the status shows of it."""
+        return {
+            "connections": self.has[Resource.CONNECTIONS],
+            "subscriptions": self.has[Resource.SUBSCRIPTIONS],
+            "state_bytes": self.state_bytes,
+            "received_bytes": self.received_bytes,
+            "received_messages": self.received_messages,
+            "sent_bytes": self.sent_bytes,
+            "refused": self.refused,
+            "paused": self.paused,
+        }
+
+
+class Accounts:
+    """The accounts of all peers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._accounts: dict[str, Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts.values())
+
+    def of(self, principal: Principal, address: str) -> Account:
+        """Return the account of a principal, or of an address if nobody knows who comes from there."""
+        name = address if principal.anonymous else principal.name
+        account = self._accounts.get(name)
+        if account is None:
+            if len(self._accounts) >= MOST_IDLE:
+                self._tidy()
+            account = self._accounts[name] = Account(name, self._budget(principal.name))
+        return account
+
+    def reload(self, settings: Settings) -> None:
+        """Give every account the budget that other settings say."""
+        self._settings = settings
+        for account in self:
+            account.obey(self._budget(account.name))
+
+    def _budget(self, name: str) -> Budget:
+        limits = self._settings.limits
+        budget = Budget(
+            connections=limits.connections_per_client,
+            subscriptions=limits.subscriptions_per_client,
+            state_bytes=limits.state_bytes_per_client,
+            messages_per_second=limits.messages_per_second,
+            bytes_per_second=limits.bytes_per_second,
+            sent_bytes_per_second=limits.sent_bytes_per_second,
+        )
+        own = self._settings.access.get(name)
+        return budget if own is None else replace(budget, **dict(own.limits))
+
+    def _tidy(self) -> None:
+        for name in [name for name, account in self._accounts.items() if account.idle]:
+            del self._accounts[name]
