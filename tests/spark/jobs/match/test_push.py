@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +15,7 @@ from tests.spark.jobs.match.dispatcher import Dispatcher
 
 from headrace.config import Address
 from headrace.errors import UnreachableError
+from headrace.spark.jobs.match import push as module
 from headrace.spark.jobs.match.push import DispatcherConnection, Lifeline
 from headrace.wire.attribute.messages import MatcherPush, serialize
 
@@ -73,3 +76,103 @@ def test_a_dispatcher_that_stays_away_ends_it(dispatcher: Dispatcher) -> None:
     dispatcher.close()
     with closing(lifeline), pytest.raises(UnreachableError):
         lifeline.begin()
+
+
+# Dispatchers that never answer heartbeats, as the original
+
+PUSH = serialize(MatcherPush(bytes(12), b"payload", bytes(20)))
+
+
+@pytest.fixture
+def silent(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+    dispatcher.silent = True
+    return dispatcher
+
+
+def test_a_dispatcher_that_never_answers_is_used_and_not_dropped(
+    silent: Dispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    lifeline = Lifeline(7, 5.0)
+    with closing(lifeline), caplog.at_level(logging.WARNING):
+        lifeline.open([silent.address])
+        assert lifeline.answers is False
+        for place in (9, 12):
+            lifeline.begin()
+            lifeline.done(place)
+        lifeline.begin()
+        until(lambda: len(silent.marks) == 4)
+    # The second connection is the one that is used; the first found out.
+    assert silent.marks == [(1, 7), (2, 7), (2, 9), (2, 12)]
+    assert "answers no heartbeats" in caplog.text
+
+
+def test_one_that_answers_is_preferred_wherever_it_is_named(silent: Dispatcher) -> None:
+    with closing(Dispatcher()) as answering, closing(Lifeline(7, 5.0)) as lifeline:
+        assert lifeline.open([silent.address, answering.address]) == answering.address
+        assert lifeline.answers is True
+
+
+def test_a_task_ends_when_a_silent_dispatcher_has_read_everything(silent: Dispatcher) -> None:
+    with closing(DispatcherConnection(silent.address, 5.0, answers=False)) as connection:
+        for _ in range(20):
+            connection.send(PUSH * 1000)
+            connection.keep()
+        connection.finish()
+        assert len(silent.pushes) == 20_000
+
+
+def test_a_silent_dispatcher_that_closes_too_early_has_not_taken_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = DispatcherConnection(Address(*listening.getsockname()), 5.0, answers=False)
+        with closing(connection), closing(listening.accept()[0]) as came:
+            connection.send(PUSH * 10)
+            connection.settle()
+            came.close()
+            with pytest.raises(UnreachableError, match="the dispatcher is lost"):
+                connection.finish()
+
+
+def test_a_silent_dispatcher_that_ends_the_connection_is_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = DispatcherConnection(Address(*listening.getsockname()), 5.0, answers=False)
+        with closing(connection), closing(listening.accept()[0]) as came:
+            connection.settle()
+            came.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            came.close()
+            with pytest.raises(UnreachableError, match="the dispatcher is lost"):
+                connection.settle()
+
+
+def test_what_a_silent_dispatchers_machine_does_not_take_is_not_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        connection = DispatcherConnection(Address(*listening.getsockname()), 0.1, answers=False)
+        # More than its machine takes while it reads nothing, less than ours keeps.
+        connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        with closing(connection), closing(listening.accept()[0]) as came:
+            connection.send(bytes(200_000))
+            with pytest.raises(UnreachableError, match="it took nothing for 1 s"):
+                connection.settle()
+            reading = threading.Thread(target=lambda: [None for _ in iter(lambda: came.recv(65536), b"")])
+            reading.start()
+            connection.settle()
+            connection.finish()
+            connection.close()
+            reading.join()
+
+
+def test_a_silent_dispatcher_that_never_closes_is_trusted_with_what_its_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = DispatcherConnection(Address(*listening.getsockname()), 5.0, answers=False)
+        with closing(connection), closing(listening.accept()[0]):
+            connection.send(PUSH)
+            connection.finish()

@@ -88,6 +88,7 @@ def start(run: JobRun) -> RunningJob:
     try:
         options = {
             "dispatcher": fleet.lifeline.open(dispatchers),
+            "answers": fleet.lifeline.answers,
             "tables": fleet.tables_path,
             "shares": shares or run.spark.sparkContext.defaultParallelism,
             "jsonAttributes": json_attributes,

@@ -69,6 +69,8 @@ class Fleet:
     """The folder with the run's tables."""
     shares: int
     json_attributes: bool = False
+    answers: bool = True
+    """Whether the dispatcher answers heartbeats."""
 
 
 class FleetPartition(InputPartition):
@@ -94,13 +96,15 @@ class FleetDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """Make the fleet's reader."""
         given = {name.lower(): value for name, value in self.options.items()}
-        own = {name: given.pop(name) for name in ("dispatcher", "tables", "shares", "jsonattributes")}
+        names = ("dispatcher", "answers", "tables", "shares", "jsonattributes")
+        own = {name: given.pop(name) for name in names}
         fleet = Fleet(
             parse_source_options(given, stream=True),
             Address.parse(own["dispatcher"]),
             own["tables"],
             int(own["shares"]),
             json_attributes=own["jsonattributes"] == "true",
+            answers=own["answers"] == "true",
         )
         return FleetReader(fleet)
 
@@ -158,7 +162,9 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
             following += rows.num_rows
             for data, count in _serialized(share.pushes(rows, changes)):
                 if connection is None:
-                    connection = DispatcherConnection(fleet.dispatcher, fleet.options.access.patience)
+                    connection = DispatcherConnection(
+                        fleet.dispatcher, fleet.options.access.patience, answers=fleet.answers
+                    )
                 connection.send(data)
                 pushed += count
             if connection is not None:
@@ -166,7 +172,7 @@ def _push_once(fleet: Fleet, span: LogRange, number: int) -> Mapping[str, int]:
         if following <= span.last:
             raise LostRangeError(following, span.last, "the hub did not send all of it")
         if connection is not None:
-            connection.settle()
+            connection.finish()
     finally:
         if connection is not None:
             connection.close()
