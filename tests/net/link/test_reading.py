@@ -161,7 +161,7 @@ async def test_a_large_commit_of_small_messages_reaches_those_who_follow(
 async def test_who_cannot_be_sent_an_event_is_told_and_hung_up(
     server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_bodies, "_MANY", 1000)
+    monkeypatch.setattr(row_bodies, "MERGED_BYTES", 1000 << 20)
     await peer.ask(op="follow", id=1)
     async with link_peer(server) as writer:
         large = published_body([b"21.5"] * MANY, "sensors/temperature")

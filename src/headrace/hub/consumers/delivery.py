@@ -50,13 +50,19 @@ PASSED: Final = 65_536
 TICKS: Final = 64
 """Deadlines are rounded up to a 64th of ``ack_seconds``, so that ranges sent within that time form one piece."""
 
+_SPARSE: Final = 64
+"""Where fewer than one message in so many is the consumer's, more numbers are read at a time."""
+
+_FURTHER: Final = 256
+"""How many times more, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLimits:
     """Bounds on what one consumer may cost."""
 
     span: int = 4096
-    """Numbers read for a member at a time."""
+    """Numbers read for a member at a time; more where few of them are the consumer's."""
     in_flight: int = 16_384
     """Unacknowledged messages at which a member gets no more."""
     pieces: int = 1024
@@ -99,6 +105,7 @@ class Delivery:
     def __init__(self, consumer: Consumer, limits: DeliveryLimits | None = None) -> None:
         self.consumer = consumer
         self._limits = limits or DeliveryLimits()
+        self._span = self._limits.span
         self._load: dict[int, int] = {}
         """Unacknowledged messages by member."""
         self._ready: dict[int, None] = {}
@@ -192,6 +199,9 @@ class Delivery:
         )
         tick = self.consumer.terms.ack_seconds / TICKS
         deadline = (ceil(now / tick) + TICKS) * tick
+        # Reading passes over what the log's index of topics rules out, at next to no cost.
+        sparse = count(matching) * _SPARSE < last - given.first + 1
+        self._span = min(self._span * 4, self._limits.span * _FURTHER) if sparse else self._limits.span
         wanted: list[Range] = []
         for piece in reading:
             if piece.last > last:
@@ -295,7 +305,7 @@ class Delivery:
 
     def _share(self, available: int) -> int:
         """One member's share; smaller towards the end, so that the members finish together."""
-        return min(self._limits.span, -(-available // len(self._load)))
+        return min(self._span, -(-available // len(self._load)))
 
     def _send(self, piece: Piece, last: int, matching: list[Range], deadline: float) -> list[Range]:
         """Put the part of a piece that was read in flight, from its first match on."""

@@ -75,7 +75,12 @@ class ConsumerFilter:
         terms = consumer.terms
         where = parse_where(terms.where or {})
         self._filter = Filter(terms.topic, terms.origin, where, readable=readable, denied=denied)
+        self.topics = self._filter.topics
         self._dead_letter = consumer.dead_letter
+
+    def passes(self, batch: Batch) -> bool | None:
+        """Whether no message of a batch is the consumer's (``False``), or each has to be checked."""
+        return None if self._filter.passes(batch) is not False else False
 
     def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Keep the consumer's rows."""

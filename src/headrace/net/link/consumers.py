@@ -39,16 +39,22 @@ from headrace.hub.consumers.delivery import Assign
 from headrace.hub.consumers.group import ConsumerFilter, ConsumerGroup, Found, WhenRead
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.consumers.settlements import TurnEntries
+from headrace.hub.filtered_read import read_passing
 from headrace.hub.sequence import Hub
 from headrace.log import Log
-from headrace.message import Batch, merge
+from headrace.message import SCHEMA, Batch
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, beginning
+from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, MERGED_BYTES, SCAN_BYTES
 from headrace.net.link.streams import CreditedStream, StreamTarget
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
 
 CONSUMERS_A_TIME: Final = 256
+
+MOST_ROWS: Final = 4096
+"""Matching messages that are read for a member at a time, or a few more."""
+
+_NO_ROWS: Final = pa.RecordBatch.from_pylist([], SCHEMA)
 
 
 class Member(CreditedStream):
@@ -127,6 +133,7 @@ class LinkConsumers:
         self._entries = TurnEntries(hub.submit, lambda act: asyncio.get_running_loop().call_soon(act))
         known.observer = self._observe
         known.known_lag = self._lag
+        known.members = self.members
 
     # Called by the door
 
@@ -323,18 +330,16 @@ def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> 
     """Read until there are enough matching rows, or no more room; one matching row always fits."""
     budget = min(ROWS_BYTES, room)
     found: list[pa.RecordBatch] = []
-    at, size = first, 0
-    while at <= last and size < budget:
-        batches = beginning(log.read(at, last, ROWS_BYTES))
-        rows = wanted.apply(merge(batches))
-        at = batches[-1].last + 1
-        if rows.num_rows or not found:
-            found.append(rows)
-            size += rows.nbytes
+    at, size, count, scanned = first, 0, 0, 0
+    while at <= last and size < budget and count < MOST_ROWS and scanned < SCAN_BYTES:
+        passing, upto, cost = read_passing(log, at, last, wanted, ROWS_BYTES, MERGED_BYTES)
+        at, scanned = upto + 1, scanned + cost
+        found += passing
+        size += sum(rows.nbytes for rows in passing)
+        count += sum(rows.num_rows for rows in passing)
+    if not found:
+        return Found(at - 1, _NO_ROWS, [], None)
     rows = found[0] if len(found) == 1 else pa.concat_batches(found)
-    count = rows.num_rows
-    if not count:
-        return Found(at - 1, rows, [], None)
     if size > budget:
         count = max(1, count * budget // size)
     body = body_of(rows.slice(0, count))

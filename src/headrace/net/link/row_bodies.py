@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headrace.errors import LimitError, TrimmedError
 from headrace.hub.cursor import EncodedCache
+from headrace.hub.filtered_read import beginning, read_passing, spread
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.log.sealed import SealedSegment
@@ -29,14 +30,14 @@ MAX_BODY: Final = MAX_MESSAGE - MAX_HEAD
 MAX_LONE_BODY: Final = MAX_ANSWER - MAX_HEAD
 """The longest body of one row, which cannot be split."""
 
-_SCAN_BYTES: Final = 16 << 20
+SCAN_BYTES: Final = 16 << 20
 """Bytes that a filter looks through before its position is reported."""
 
 _WORTH: Final = 8
 """A sealed record batch is sent whole if at least one row in so many is wanted."""
 
-_MANY: Final = 4
-"""Rows take up to this many times :data:`ROWS_BYTES`: what a batch has once is repeated in every row of a body."""
+MERGED_BYTES: Final = 4 * ROWS_BYTES
+"""What rows take at most: what a batch has once is repeated in every row of a body."""
 
 _CACHED_CHUNKS: Final = 8
 """A reader further behind is better served from the log, where many small batches become one body."""
@@ -58,22 +59,11 @@ def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
         return _filtered(log, first, last, wanted)
     if (piece := _as_it_lies(log, first, last)) is not None:
         return piece
-    batches = beginning(log.read(first, last, ROWS_BYTES))
-    body = batches_body(batches, _MANY * ROWS_BYTES)
+    batches = beginning(log.read(first, last, ROWS_BYTES), MERGED_BYTES)
+    body = batches_body(batches, MERGED_BYTES)
     if body is None:
         return _encoded(first, merge(batches))
     return Piece(first, batches[-1].last, body, batches[-1].last - first + 1)
-
-
-def beginning(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """Return the batches that fit one body: at least one message, and a few MiB of rows at most."""
-    room = _MANY * ROWS_BYTES
-    for place, batch in enumerate(batches):
-        taken = batch.size + _spread(batch)
-        if taken > room:
-            return batches[:place] or [batch.slice(0, max(1, len(batch) * room // taken))]
-        room -= taken
-    return batches
 
 
 class RowChunk:
@@ -120,13 +110,8 @@ def row_cache() -> RowCache:
 def _row_chunk(batches: Sequence[Batch]) -> RowChunk | None:
     """Make a chunk of batches; ``None`` if they are so large that a thread should encode them."""
     chunk = RowChunk(batches)
-    too_long = chunk.size > ROWS_BYTES or chunk.size + sum(map(_spread, batches)) > _MANY * ROWS_BYTES
+    too_long = chunk.size > ROWS_BYTES or chunk.size + sum(map(spread, batches)) > MERGED_BYTES
     return None if too_long else chunk
-
-
-def _spread(batch: Batch) -> int:
-    """Bound the bytes that a batch takes as rows besides its payloads, as ``plain_rows.batches_body`` counts them."""
-    return len(batch) * (52 + 4 * (len(batch.origin) + len(batch.publisher) + len(batch.topic)))
 
 
 def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
@@ -153,17 +138,11 @@ def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
 
 def _filtered(log: Log, first: int, last: int, wanted: Filter) -> Piece:
     at, scanned = first, 0
-    while at <= last and scanned < _SCAN_BYTES:
-        batches: Sequence[Batch] = log.read(at, last, ROWS_BYTES)
-        scanned += ROWS_BYTES
-        if all(wanted.passes(batch) is False for batch in batches):
-            at = batches[-1].last + 1
-            continue
-        batches = beginning(batches)
-        at = batches[-1].last + 1
-        rows = wanted.apply(merge(batches))
-        if rows.num_rows:
-            return _encoded(first, rows, at - 1)
+    while at <= last and scanned < SCAN_BYTES:
+        found, upto, cost = read_passing(log, at, last, wanted, ROWS_BYTES, MERGED_BYTES)
+        at, scanned = upto + 1, scanned + cost
+        if found:
+            return _encoded(first, found[0] if len(found) == 1 else pa.concat_batches(found), upto)
     return Piece(first, at - 1, None, 0)
 
 
