@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ from headrace.cluster.durable_state import (
 )
 from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError, StorageError
-from headrace.log import Log
+from headrace.log import Log, watermark
 from headrace.log.checksum import crc32c
 from headrace.message import Batch, Run
 
@@ -249,4 +250,35 @@ class TestIntact:
         self.written(tmp_path, "always")
         log = Log.open(tmp_path / "another")
         assert not is_intact(log, load(tmp_path / STATE_FILE))
+        log.close()
+
+
+class TestCommit:
+    """The commit number outlives a restart, wherever it was noted last."""
+
+    @pytest.mark.parametrize(
+        ("noted", "commit"), [(None, 2), (1, 2), (3, 3)], ids=["none", "an older one", "a newer one"]
+    )
+    def test_the_newest_that_was_noted_is_shown_at_once(
+        self, tmp_path: Path, noted: int | None, commit: int
+    ) -> None:
+        log, _ = open_log(tmp_path, fsync="interval", segment_bytes=1 << 20)
+        log.append([Batch(Run.of([b"one", b"two", b"three", b"four"]), first=1, time=1, origin="tube")])
+        remember(log, replace(STATE, commit=2))
+        if noted is not None:
+            watermark.Watermark(tmp_path, watermark.COMMITTED).write(log.uuid, noted)
+        log.close()
+        log, stored = open_log(tmp_path, fsync="interval", segment_bytes=1 << 20)
+        assert stored is not None
+        assert (stored.state.commit, log.head_op) == (commit, commit)
+        log.close()
+
+    def test_one_of_another_log_is_none(self, tmp_path: Path) -> None:
+        log, _ = open_log(tmp_path, fsync="interval", segment_bytes=1 << 20)
+        remember(log, replace(STATE, commit=0))
+        log.close()
+        watermark.Watermark(tmp_path, watermark.COMMITTED).write(UUID(int=7), 3)
+        log, stored = open_log(tmp_path, fsync="interval", segment_bytes=1 << 20)
+        assert stored is not None
+        assert stored.state.commit == 0
         log.close()

@@ -1,14 +1,15 @@
 """A node's memory of its part in the cluster: the file on its disk, and the testimony that nodes send one another.
 
 The file is small. It is written whole and synced when a view changes or a node recovers, never for a batch. It is lost
-only with the disk, so a node without it is new, or was emptied.
+only with the disk, so a node without it is new, or was emptied. How much is committed is noted beside it some times a
+second (:mod:`headrace.log.watermark`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final
 from uuid import uuid4
@@ -17,7 +18,7 @@ import msgspec
 
 from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError
-from headrace.log import Log
+from headrace.log import Log, watermark
 from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor, check_version, sync_directory, translating, write_whole
 from headrace.log.store import Fsync
@@ -151,8 +152,18 @@ def open_log(directory: Path, *, fsync: Fsync, segment_bytes: int) -> tuple[Log,
     if stored is not None and stored.fsync == "never" and fsync != "never":
         # Opening the log syncs its tails. What was sealed meanwhile has never been synced at all.
         _sync_files(directory)
+    if stored is not None:
+        stored = _with_commit(directory, stored)
     committed = None if stored is None else stored.state.commit
     return Log.open(directory, fsync=fsync, segment_bytes=segment_bytes, committed=committed), stored
+
+
+def _with_commit(directory: Path, stored: StoredState) -> StoredState:
+    """Return a state with the commit number that was noted last, which is rarely that of the state's own."""
+    noted = watermark.read(directory, watermark.COMMITTED)
+    if noted is None or str(noted[0]) != stored.log or noted[1] <= stored.state.commit:
+        return stored
+    return replace(stored, state=replace(stored.state, commit=noted[1]))
 
 
 def is_intact(log: Log, stored: StoredState | None) -> bool:

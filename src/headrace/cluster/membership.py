@@ -15,7 +15,8 @@ not make it smaller. The id at a configured address is learnt from the answer of
 cluster has begun (``nodes``).
 
 A node's mode is a table, :data:`MODES`. ``DSC``: it is looking for the others, or for the log. ``WRK``: it has the log
-of its view. ``ERR``: it hears no majority, or cannot go on; it accepts no publish. A fault stays until a restart.
+of its view, and hears the view's primary. ``ERR``: it hears no majority, or cannot go on; it accepts no publish. A
+fault stays until a restart.
 
 No node can take another's place: an id that is heard under one name is refused to a second. A node that says **hello**
 after its introduction is of this cluster by its name, and with a key by proof; one that does not speaks the document
@@ -59,8 +60,8 @@ class ModeEvent(Enum):
     """Event that changes a node's mode."""
 
     ALONE = "no other node is configured"
-    CAUGHT_UP = "has the log of its view"
-    BEHIND = "has to find the log of its view"
+    CAUGHT_UP = "has the log of its view, and a primary"
+    BEHIND = "has to find the log of its view, or a primary"
     SILENCE = "hears no majority for 5 s"
     MAJORITY = "hears a majority"
     FAULT = "cannot go on"
@@ -313,9 +314,9 @@ class Membership:
             return f"id {sender} is not of this cluster"
         return None
 
-    def replica_is(self, status: Status, now: float) -> list[MembershipEffect]:
-        """Note the replica's status."""
-        self._normal = status is Status.NORMAL
+    def replica_is(self, status: Status, now: float, *, primary: bool = True) -> list[MembershipEffect]:
+        """Note the replica's status, and whether its view has a ``primary`` that is there."""
+        self._normal = status is Status.NORMAL and primary
         return self._judge(now)
 
     def failed(self, reason: str) -> list[MembershipEffect]:

@@ -83,6 +83,12 @@ class Replica:
         self.state.now = now
         return self.state.is_primary and self._normal.content()
 
+    def present_primary(self, now: float) -> int | None:
+        """The node that numbers messages now, if this node is in its view and the view works as far as it can see."""
+        self.state.now = now
+        works = self.state.status is Status.NORMAL and self._normal.content()
+        return self.state.primary if works else None
+
     def start(self, now: float) -> list[Effect]:
         """Begin: the first input."""
         state = self.state

@@ -7,6 +7,9 @@ is a torn end, which is cut off and counted.
 
 The file is written after each sync and not synced itself: it may lag behind, never run ahead. Under ``fsync=never``
 there is none, and without one everything in the log counts as promised.
+
+A node of a cluster has a second one, ``committed``: the last operation that it knows to be committed. It is written
+some times a second, for a node that is started again to notice if the cluster has gone on without any of them.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor
 
 NAME: Final = "synced"
+COMMITTED: Final = "committed"
 
 logger = logging.getLogger("headrace")
 
@@ -31,13 +35,13 @@ _MAGIC: Final = b"HRSYNC\x01\n"
 
 
 class Watermark:
-    """The watermark of a log that is open for writing."""
+    """A watermark of a log that is open for writing."""
 
-    def __init__(self, directory: Path) -> None:
-        self._descriptor = Descriptor(directory / NAME, os.O_RDWR | os.O_CREAT)
+    def __init__(self, directory: Path, name: str = NAME) -> None:
+        self._descriptor = Descriptor(directory / name, os.O_RDWR | os.O_CREAT)
 
     def write(self, uuid: UUID, op: int, *, sync: bool = False) -> None:
-        """Note that every operation up to ``op`` is on the disk."""
+        """Note that every operation up to ``op`` is on the disk, or committed."""
         body = _FORM.pack(_MAGIC, uuid.bytes, op, 0)[:-4]
         os.pwrite(self._descriptor.fd, body + crc32c(body).to_bytes(4, "little"), 0)
         if sync:
@@ -56,10 +60,10 @@ def begin(directory: Path) -> Watermark | None:
         return None
 
 
-def read(directory: Path) -> tuple[UUID, int] | None:
-    """The log and the operation that the watermark names; ``None`` if there is no good one."""
+def read(directory: Path, name: str = NAME) -> tuple[UUID, int] | None:
+    """The log and the operation that a watermark names; ``None`` if there is no good one."""
     try:
-        data = (directory / NAME).read_bytes()
+        data = (directory / name).read_bytes()
     except OSError:
         return None
     if len(data) != _FORM.size or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):

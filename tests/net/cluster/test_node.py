@@ -28,7 +28,7 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.message import Message, messages, node_id
-from headrace.net.server.process import Server
+from headrace.net.server.process import Server, StartHttp
 from headrace.wire.link.plain_rows import published_body
 from headrace.wire.link.requests import PublishRequest
 from headrace.wire.parcel.body import Mode
@@ -49,9 +49,10 @@ async def until(what: str, holds: Callable[[], object]) -> None:
 class Nodes:
     """Nodes of one cluster in this process."""
 
-    def __init__(self, directory: Path, *sets: str) -> None:
+    def __init__(self, directory: Path, *sets: str, http: StartHttp | None = None) -> None:
         self._directory = directory
         self._sets = sets
+        self._http = http
         self._addresses = [_free_address() for _ in range(3)]
         self.servers: dict[int, Server] = {}
 
@@ -70,7 +71,7 @@ class Nodes:
                 *sets,
             ],
         )
-        server = self.servers[number] = Server(settings)
+        server = self.servers[number] = Server(settings, http=self._http)
         await server.start()
         return server
 

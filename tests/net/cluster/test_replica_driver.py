@@ -23,19 +23,30 @@ from headrace.cluster.durable_state import (
 )
 from headrace.cluster.effects import Status
 from headrace.cluster.history import History
-from headrace.errors import StorageError
+from headrace.errors import HeadraceError, StorageError
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.staging import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
-from headrace.log import Log
+from headrace.log import Log, watermark
 from headrace.log.replication_frames import pack
+from headrace.log.watermark import COMMITTED
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import replica_driver
+from headrace.net.cluster.node_disk import NodeDisk
 from headrace.net.cluster.replica_driver import ReplicaDriver
-from headrace.wire.parcel.body import GetState, NewState, Prepare, PrepareOk, Recovery, Replication, StartView
+from headrace.wire.parcel.body import (
+    Commit,
+    GetState,
+    NewState,
+    Prepare,
+    PrepareOk,
+    Recovery,
+    Replication,
+    StartView,
+)
 
 NODES = (10, 20, 30)
 """View 1 has primary 20, view 2 has 30, view 3 has 10."""
@@ -72,17 +83,32 @@ class Slow(Executor):
     """A disk that has done nothing until it is told to go on."""
 
     def __init__(self) -> None:
-        self._work: list[tuple[Future[Any], Callable[..., Any]]] = []
+        self.work: list[tuple[Future[Any], Callable[..., Any]]] = []
 
     def submit(self, work: Callable[..., Any], /, *_: Any, **__: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self._work.append((future, work))
+        self.work.append((future, work))
         return future
 
     def go_on(self) -> None:
-        work, self._work = self._work, []
+        work, self.work = self.work, []
         for future, each in work:
-            future.set_result(each())
+            try:
+                future.set_result(each())
+            except HeadraceError as error:
+                future.set_exception(error)
+
+
+class Prompt(Slow):
+    """A disk that has done everything when it is told to, unless it hangs."""
+
+    hangs = False
+
+    def submit(self, work: Callable[..., Any], /, *_: Any, **__: Any) -> Future[Any]:
+        future = super().submit(work)
+        if not self.hangs:
+            self.go_on()
+        return future
 
 
 class Node:
@@ -99,8 +125,15 @@ class Node:
         passing = PrimaryClient(self.hub, intake, patience=5, name=lambda: "name", now=now)
         self.hub.sequencer = passing
         kept: StoredState = replace(remember(log, state), **kept_as)
-        self.driver = ReplicaDriver(me, 3, self.hub, kept, self.around, passing, self.disk)
-        self.driver.start(lambda _: None)
+        self.writer = Prompt()
+        self.ticks = 0
+        self.driver = ReplicaDriver(
+            me, 3, self.hub, kept, self.around, passing, NodeDisk(log, self.disk, self.writer)
+        )
+        self.driver.start(self._ticked)
+
+    def _ticked(self, _now: float) -> None:
+        self.ticks += 1
 
     def hears(self, sender: int, body: Replication, bulk: bytes) -> None:
         self.driver.receive(sender, body, bulk)
@@ -275,6 +308,112 @@ async def test_a_log_that_was_synced_votes_and_tells_how_it_is_written_from_now_
     stored = load(log.directory / STATE_FILE)
     assert stored is not None
     assert (stored.fsync, stored.boot) == ("always", remember(log, stored.state).boot)
+
+
+async def test_the_commit_number_outlives_the_process(log: Log, start: Begin) -> None:
+    """Else a node that is started again would cut off, without a word, what it had shown and acknowledged."""
+    log.append([batch(1, b"one", b"two", b"three")])
+    node = start(10)
+    node.hears(20, Commit(1, 3, 2), b"")
+    assert log.head_op == 2
+    await until("it is noted", lambda: (node.disk.go_on(), watermark.read(log.directory, COMMITTED))[1])
+    assert watermark.read(log.directory, COMMITTED) == (log.uuid, 2)
+
+
+async def test_a_commit_number_that_counts_only_once_synced_is_not_noted_before(
+    log: Log, start: Begin
+) -> None:
+    node = start(10)
+    node.hears(20, Prepare(1, 1, 1, 0), pack(log.uuid, [batch(1, b"not on the disk yet")]))
+    node.hears(20, Commit(1, 1, 1), b"")
+    assert log.head_op == 1
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert watermark.read(log.directory, COMMITTED) is None
+    await until("it is noted", lambda: (node.disk.go_on(), watermark.read(log.directory, COMMITTED))[1])
+
+
+async def test_what_waits_for_the_disk_holds_up_what_follows_and_nothing_else(log: Log, start: Begin) -> None:
+    log.append([batch(1, b"one"), batch(2, b"two")])
+    node = start(10)
+    node.around.posted.clear()
+    node.writer.hangs = True
+    told = serialize_testimony(DurableState(voter=True, nodes=NODES), History([(1, 1), (2, 2)]))
+    node.hears(30, StartView(2, 1, 0), told)
+    bulk = pack(log.uuid, [batch(2, b"another two")])
+    node.hears(30, Prepare(2, 2, 2, 0), bulk)
+    assert node.around.posted == [], "it says nothing before the view is stored"
+    ticks = node.ticks
+    await until("its heartbeats go on", lambda: node.ticks > ticks + 1)
+    assert payloads(log) == [b"one", b"two"]
+    for _ in range(6):  # to store the view, to cut back, to store that, to store that it has entered it
+        node.writer.go_on()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert payloads(log) == [b"one", b"another two"]
+    node.disk.go_on()
+    await until("it confirms", lambda: node.confirmed == 2)
+    assert not node.hub.paused
+
+
+async def test_a_node_whose_disk_hangs_takes_no_part_until_it_answers(
+    log: Log, start: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_driver, "HUNG_SECONDS", 0.5)
+    monkeypatch.setattr(replica_driver, "_RESTART_SECONDS", 0.0)
+    node = start(10)
+    node.hears(20, Prepare(1, 1, 1, 0), pack(log.uuid, [batch(1, b"on its way to the disk")]))
+    await until("it waits", lambda: node.driver.replica is None)
+    assert "the disk has not answered for" in str(node.driver.trouble)
+    assert node.driver.present_primary is None
+    ticks = node.ticks
+    await until("its heartbeats go on", lambda: node.ticks > ticks + 1)
+    assert node.confirmed == 0
+    await until("it takes part again", lambda: (node.disk.go_on(), node.confirmed == 1)[1])
+    assert node.driver.trouble is None
+
+
+async def test_a_slow_disk_is_appended_to_by_a_thread_in_order(log: Log, start: Begin) -> None:
+    node = start(10)
+    node.driver._disk.slow = True
+    node.writer.hangs = True
+    for first in (1, 2, 3):
+        node.hears(20, Prepare(1, first, first, 0), pack(log.uuid, [batch(first, b"%d" % first)]))
+    assert payloads(log) == []
+    for _ in range(3):
+        node.driver._disk.slow = True
+        node.writer.go_on()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert payloads(log) == [b"1", b"2", b"3"]
+
+
+async def test_what_waits_for_a_slow_disk_is_bounded(
+    log: Log, start: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_driver, "_MAX_WAITING", 1000)
+    node = start(10)
+    node.driver._disk.slow = True
+    node.writer.hangs = True
+    for first in range(1, 20):
+        node.hears(20, Prepare(1, first, first, 0), pack(log.uuid, [batch(first, bytes(100))]))
+    assert node.hub.counters.get("parcels_dropped") > 10
+
+
+async def test_a_view_without_a_primary_is_not_shown_as_one(log: Log, start: Begin) -> None:
+    node = start(10, view=0, last_normal=0, history=History([(0, 1)]))
+    assert node.driver.status is Status.NORMAL
+    assert node.driver.present_primary is None
+
+
+async def test_a_primary_that_has_fallen_silent_is_not_there(log: Log, start: Begin) -> None:
+    node = start(10)
+    replica = node.driver.replica
+    assert replica is not None
+    assert node.driver.present_primary == 20
+    assert replica.present_primary(asyncio.get_running_loop().time() + 4) is None
+    node.hears(20, Commit(1, 0, 0), b"")
+    assert node.driver.present_primary == 20
 
 
 def payloads(log: Log) -> list[bytes]:

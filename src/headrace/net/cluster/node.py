@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -37,6 +37,7 @@ from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import install
 from headrace.message import node_id
+from headrace.net.cluster.node_disk import NodeDisk
 from headrace.net.cluster.parcel_door import MAX_QUEUED, ParcelHost, ParcelStream
 from headrace.net.cluster.peer_connections import DialledStream
 from headrace.net.cluster.replica_driver import ReplicaDriver
@@ -63,7 +64,8 @@ class ClusterNode(ParcelHost):
 
     def __init__(self, settings: Settings, disk: Executor) -> None:
         self._settings = settings
-        self._disk = disk
+        self._threads = disk
+        self._writer = ThreadPoolExecutor(1, "headrace-writer")
         self._name = settings.node.name
         self._id = node_id(settings.node.name)
         self.membership: Membership
@@ -80,6 +82,8 @@ class ClusterNode(ParcelHost):
         self._silent: dict[int, tuple[NodeInfo, float]] = {}
         """Nodes of the cluster that are not heard, and when they last were."""
         self._fetched: Snapshot | None = None
+        self._present: int | None = None
+        """The primary that is there, as of the last look: what is shown, and what the mode follows from."""
         self._closed = False
         self.ask = lambda _address, _heartbeat: None
         self.became_primary: Callable[[], None] = lambda: None
@@ -113,8 +117,9 @@ class ClusterNode(ParcelHost):
         self._primary.schedule = self._schedule
         hub.sequencer = self._primary
         self._snapshots = Snapshots(hub, self._has_fetched, self._now)
+        disk = NodeDisk(hub.log, self._threads, self._writer)
         self._replication = ReplicaDriver(
-            self._id, self.membership.size, hub, self._stored, self, self._primary, self._disk
+            self._id, self.membership.size, hub, self._stored, self, self._primary, disk
         )
         return self._peers
 
@@ -136,6 +141,7 @@ class ClusterNode(ParcelHost):
         self._closed = True
         self._replication.close()
         self._primary.close()
+        self._writer.shutdown(wait=False)
 
     def begin_anew(self, directory: Path) -> None:
         """Replace the log, which is closed, by one that begins after the fetched snapshot."""
@@ -187,7 +193,7 @@ class ClusterNode(ParcelHost):
 
     def facts(self) -> dict[str, object]:
         """Describe the cluster for the status."""
-        primary, replica = self._replication.primary, self._replication.replica
+        primary, replica = self._present, self._replication.replica
         infos = {info.id: info for info in self.membership.neighbours}
         nodes = [self._fact(self.membership.me, primary, 0.0)]
         configured: set[int | None] = set()
@@ -362,7 +368,12 @@ class ClusterNode(ParcelHost):
         replica = self._replication.replica
         if replica is not None and replica.state.nodes:
             self.membership.began(replica.state.nodes)
-        self.obey(self.membership.replica_is(status, self._now()))
+        self._look_for_primary(status)
+
+    def _look_for_primary(self, status: Status) -> None:
+        self._present = self._replication.present_primary
+        found = self._present is not None
+        self.obey(self.membership.replica_is(status, self._now(), primary=found))
 
     def halted(self, reason: str) -> None:
         """Note that the node cannot go on."""
@@ -387,6 +398,7 @@ class ClusterNode(ParcelHost):
         self._replication.fetched(token, op, uuid)
 
     def _ticked(self, now: float) -> None:
+        self._look_for_primary(self._replication.status)
         self.obey(self.membership.tick(now))
         if self.mode is Mode.ERR:
             reason = self.problem or "this node is out of order"

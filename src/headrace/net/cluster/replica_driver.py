@@ -1,7 +1,9 @@
 """One node's replica at work: the effects that the rules in :mod:`headrace.cluster` ask for, on a real log and disk.
 
 Every input (a parcel, time, an append of the hub's own, a sync) goes to the :class:`~headrace.cluster.Replica`. The
-effects that come back are carried out in order, each before the next; those of an input that comes meanwhile wait.
+effects that come back are carried out in order, each before the next; those of an input that comes meanwhile wait. An
+effect that waits for the disk is a **step**, done by a thread (:mod:`~headrace.net.cluster.node_disk`). Until it is
+done, inputs wait and nothing is numbered here, but the event loop goes on.
 
 While this node is primary, a majority answers it, and all that earlier views left is committed, its hub numbers
 messages itself (``Hub.sequencer`` is ``None``). At all other times messages go to the primary, or wait for one
@@ -9,7 +11,8 @@ messages itself (``Hub.sequencer`` is ``None``). At all other times messages go 
 changes: the next view commits it, or it is cut off and its publisher is told.
 
 A disk that fails an append stops the replica before it says anything about it; a new one begins from what is on the
-disk.
+disk. So does a disk that has not answered for as long as a view may be silent: the others go on without this node, and
+it takes part again when its disk does.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Future
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 from headrace.cluster.durable_state import DurableState, StoredState, is_current, is_intact, remember
@@ -42,11 +45,13 @@ from headrace.cluster.effects import (
     Sync,
 )
 from headrace.cluster.replica import Replica
-from headrace.errors import HeadraceError, StorageError
-from headrace.hub.sequence import Hub
+from headrace.cluster.replica_state import Timing
+from headrace.errors import HeadraceError, StorageError, WireError
+from headrace.hub.sequence import Hub, WhenWritten
 from headrace.hub.sequencer import Sequencer
 from headrace.log.replication_frames import unpack
 from headrace.message import Batch
+from headrace.net.cluster.node_disk import NodeDisk
 from headrace.net.cluster.transfers import between, numbered, served
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 
@@ -62,6 +67,17 @@ _TICK_SECONDS: Final = 0.25
 _CLOSE_ENOUGH: Final = 0.02
 """A timer this close to the right time is kept: each batch would set a new one."""
 _RESTART_SECONDS: Final = 1.0
+_NOTE_SECONDS: Final = 0.05
+"""Seconds from a commit to noting it, with all that are committed meanwhile."""
+
+_MAX_WAITING: Final = 64 << 20
+"""Bytes of parcels that wait for a step; more are dropped, and asked for again."""
+
+HUNG_SECONDS: Final = Timing().patience
+"""A node whose disk is silent for longer takes no part, as if it were silent itself."""
+
+T = TypeVar("T")
+_Ask = Callable[[float], Sequence[Effect]]
 
 
 class ReplicaDriver:
@@ -75,7 +91,7 @@ class ReplicaDriver:
         stored: StoredState | None,
         node: ClusterNode,
         relay: Sequencer,
-        disk: Executor,
+        disk: NodeDisk,
     ) -> None:
         self._me = me
         self._size = size
@@ -87,8 +103,14 @@ class ReplicaDriver:
         self._random = Random()
         self._now = asyncio.get_running_loop().time
         self.replica: Replica | None = None
-        self.trouble: str | None = None
-        """A problem that it is recovering from, if any."""
+        self._trouble: str | None = None
+        self._stepping = False
+        """Whether the disk has to answer before anything else is done."""
+        self._inputs: deque[tuple[_Ask, Sequence[Batch], UUID | None, int]] = deque()
+        """What has come meanwhile, with its size."""
+        self._waiting = 0
+        self._noted = 0
+        self._noting = False
         self._queue: deque[tuple[Effect, Sequence[Batch], UUID | None]] = deque()
         self._working = False
         self._following = False
@@ -102,6 +124,7 @@ class ReplicaDriver:
         self._ticked: Callable[[float], None] = lambda _: None
         hub.append_bytes = MAX_APPEND
         hub.commit_by(self._appended)
+        hub.write = self._write
 
     def start(self, ticked: Callable[[float], None]) -> None:
         """Take part; ``ticked`` is called a few times a second."""
@@ -111,19 +134,38 @@ class ReplicaDriver:
 
     def close(self) -> None:
         """Stop taking part."""
+        self._note()
         self._closed = True
         self.replica = None
         self._queue.clear()
+        self._inputs.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     @property
+    def trouble(self) -> str | None:
+        """A problem that this node is recovering from, if any."""
+        if self._disk.silent >= HUNG_SECONDS:
+            return f"the disk has not answered for {self._disk.silent:.0f} s: this node waits for it"
+        return self._trouble
+
+    @property
     def primary(self) -> int | None:
-        """The node that numbers messages now, as far as this one knows."""
+        """The node that numbers messages in this view, which may have fallen silent since."""
         replica = self.replica
         return (
             replica.state.primary if replica is not None and replica.state.status is Status.NORMAL else None
         )
+
+    @property
+    def status(self) -> Status:
+        """What the replica is doing; one that is gone has to begin anew."""
+        return Status.RECOVERING if self.replica is None else self.replica.state.status
+
+    @property
+    def present_primary(self) -> int | None:
+        """The node that numbers messages now, if it is heard, or answered if it is this one."""
+        return None if self.replica is None else self.replica.present_primary(self._now())
 
     def receive(self, sender: int, body: Replication, bulk: bytes) -> None:
         """Take a parcel of replication from a node of the cluster; a malformed one raises."""
@@ -140,8 +182,10 @@ class ReplicaDriver:
                 in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
                 if in_order and not self._is_ours(uuid):
                     return
-            bulk = b""
-        self._run(partial(replica.receive, sender, body, bulk), batches, uuid)
+            size, bulk = len(bulk), b""
+        else:
+            size = len(bulk)
+        self._run(partial(replica.receive, sender, body, bulk), batches, uuid, size)
 
     def fetched(self, token: int, op: int | None, uuid: UUID | None) -> None:
         """Go on after a fetch: with a snapshot at ``op``, or without."""
@@ -190,46 +234,114 @@ class ReplicaDriver:
         self._timer = None
         if self._closed:
             return
+        now = self._now()
+        self._disk.look(now)
         if self.replica is not None:
-            self._run(self.replica.tick)
-        self._ticked(self._now())
+            if self._disk.silent >= HUNG_SECONDS:
+                self._break_off(StorageError(f"the disk has not answered for {self._disk.silent:.1f} s"))
+            elif not self._stepping:
+                self._run(self.replica.tick)
+        self._ticked(now)
         self._settle()
 
     def _run(
         self,
-        ask: Callable[[float], Sequence[Effect]],
+        ask: _Ask,
         batches: Sequence[Batch] = (),
         uuid: UUID | None = None,
+        size: int = 0,
     ) -> None:
-        """Hand an input to the replica, and carry out the effects in order."""
+        """Hand an input to the replica, and carry out the effects in order; ``size`` is that of its parcel."""
         if self._closed:
             return
+        if self._stepping:
+            if self._waiting + size > _MAX_WAITING:
+                self._hub.counters.add("parcels_dropped")
+                return
+            self._waiting += size
+            self._inputs.append((ask, batches, uuid, size))
+            return
+        self._take(ask, batches, uuid)
+        self._work()
+
+    def _take(self, ask: _Ask, batches: Sequence[Batch], uuid: UUID | None) -> None:
         now = self._now()
         self._queue.extend((effect, batches, uuid) for effect in ask(now))
         if self._hub.sequencer is None and not self._accepting(now):
             # First of all: whatever is cut off below is for the next primary to judge.
             self._hub.give_way(self._relay)
+
+    def _work(self) -> None:
+        """Carry out effects, and take the inputs that have waited, until there are none or the disk has to answer."""
         if self._working:
             return
         self._working = True
         try:
-            while self._queue:
-                self._do(*self._queue.popleft())
+            while not self._stepping:
+                if self._queue:
+                    self._do(*self._queue.popleft())
+                elif self._inputs:
+                    ask, batches, uuid, size = self._inputs.popleft()
+                    self._waiting -= size
+                    try:
+                        self._take(ask, batches, uuid)
+                    except WireError as error:
+                        # Its connection would have been closed, and may be by now.
+                        logger.warning("a parcel that had waited for the disk is dropped: %s", error)
+                        self._hub.counters.add("parcels_dropped")
+                else:
+                    break
         except HeadraceError as error:
             self._break_off(error)
         finally:
             self._working = False
         self._settle()
 
+    def _step(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Have the disk do something; ``then`` takes note of it, and what follows waits for that."""
+
+        def ended(done: Future[T]) -> None:
+            self._stepping = False
+            error = done.exception()
+            if error is None:
+                then(done.result())
+            elif self.replica is not None and not self._closed:
+                if not isinstance(error, HeadraceError):
+                    raise error
+                self._break_off(error)
+            self._work()
+
+        self._stepping = self._hub.paused = True
+        self._disk.in_order(work, ended)
+
+    def _write(self, batches: Sequence[Batch], told: WhenWritten) -> bool:
+        """Append what the hub has numbered: at once, or in a thread if the disk is slow."""
+        append = partial(self._hub.log.append, batches)
+        if not self._disk.must_wait:
+            self._disk.at_once(append)
+            return True
+
+        def attempt() -> HeadraceError | None:
+            try:
+                append()
+            except HeadraceError as error:
+                return error
+            return None
+
+        self._step(attempt, told)
+        return False
+
     def _break_off(self, error: HeadraceError) -> None:
         """Drop the replica, and begin anew: the disk did not do what the replica believes."""
         logger.error("this node stops taking part for a moment: %s", error)
         self._hub.counters.add("cluster_failures")
         self._queue.clear()
+        self._inputs.clear()
+        self._waiting = 0
         self._sync_token = None
         view = 0 if self.replica is None else self.replica.state.view
         self.replica = None
-        self.trouble = f"the disk does not do its part: {error}"
+        self._trouble = f"the disk does not do its part: {error}"
         # The others must not take this node for one that works.
         self._node.is_now(Status.RECOVERING, view, None)
 
@@ -238,12 +350,15 @@ class ReplicaDriver:
         def again() -> None:
             if self._closed or log.failure is not None:
                 return
+            if self._stepping or self._disk.silent >= HUNG_SECONDS:
+                loop.call_later(_RESTART_SECONDS, again)
+                return
             if log.fsync == "always" and log.dirty:
                 # A replica assumes that the whole log is on the disk, and vouches for it.
                 self._sync()
                 loop.call_later(_RESTART_SECONDS, again)
                 return
-            self.trouble = None
+            self._trouble = None
             self._begin()
 
         loop.call_later(_RESTART_SECONDS, again)
@@ -272,6 +387,8 @@ class ReplicaDriver:
                 self._save(state)
             case Advance(commit):
                 hub.committed(commit)
+                if not self._noting:
+                    self._note_soon()
             case Become(status, view, primary):
                 if status is Status.NORMAL and primary == self._me:
                     self._began = hub.log.tail_op
@@ -284,39 +401,81 @@ class ReplicaDriver:
             case Install():
                 # The hub's state would jump under its doors: the whole hub begins anew.
                 self._queue.clear()
+                self._inputs.clear()
                 self.replica = None
-                self.trouble = "this node begins anew behind a snapshot"
+                self._trouble = "this node begins anew behind a snapshot"
                 node.install()
 
     def _append(self, first: int, last: int, batches: Sequence[Batch], uuid: UUID | None) -> None:
-        if uuid is not None and uuid != self._hub.log.uuid:
-            if not self._is_ours(uuid):
-                return
-            self._hub.log.adopt(uuid)
-            if self.stored is not None:
-                self._save(self.stored.state)
-        self._following = True
-        try:
-            self._hub.follow(list(between(batches, first, last)))
-        finally:
-            self._following = False
+        log, stored = self._hub.log, self.stored
+        appended = list(between(batches, first, last))
+
+        def followed(_: object = None) -> None:
+            self._following = True
+            try:
+                self._hub.followed(appended)
+            finally:
+                self._following = False
+
+        def joined(stored: StoredState | None) -> None:
+            self.stored = stored
+            followed()
+
+        def join(uuid: UUID) -> StoredState | None:
+            log.adopt(uuid)
+            kept = None if stored is None else remember(log, stored.state)
+            log.append(appended)
+            return kept
+
+        if uuid is not None and uuid != log.uuid:
+            if self._is_ours(uuid):
+                self._step(partial(join, uuid), joined)
+        elif self._disk.must_wait:
+            self._step(partial(log.append, appended), followed)
+        else:
+            self._disk.at_once(partial(log.append, appended))
+            followed()
 
     def _cut_back(self, last: int) -> None:
         log = self._hub.log
         kept, tail = log.seq_of(last), log.tail
-        if kept < tail:
-            self._hub.counters.report("cut_back", kept + 1, tail, "the cluster went on without them")
-        self._hub.cut_back(last)
+
+        def cut(_: None) -> None:
+            if kept < tail:
+                self._hub.counters.report("cut_back", kept + 1, tail, "the cluster went on without them")
+            self._hub.was_cut_back(last)
+
+        self._step(partial(log.cut_back, last), cut)
+
+    def _note_soon(self) -> None:
+        self._noting = True
+        asyncio.get_running_loop().call_later(_NOTE_SECONDS, self._note)
+
+    def _note(self) -> None:
+        """Note how much is committed, of what this node may vouch for."""
+        replica = self.replica
+        commit = 0 if replica is None else min(replica.state.commit, replica.state.durable)
+
+        def done() -> None:
+            if self.replica is not None and self.replica.state.commit > self._noted and not self._closed:
+                self._note_soon()
+            else:
+                self._noting = False
+
+        if commit > self._noted and not self._closed:
+            self._noted = commit
+            self._disk.note_committed(commit, done)
+        else:
+            done()
 
     def _sync(self) -> None:
         if self._syncing:
             return
         self._syncing = True
         token, self._sync_token = self._sync_token, None
-        syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
-        syncing.add_done_callback(partial(self._synced, self.replica, token or 0))
+        self._disk.beside(self._hub.log.sync, partial(self._synced, self.replica, token or 0))
 
-    def _synced(self, replica: Replica | None, token: int, done: asyncio.Future[int]) -> None:
+    def _synced(self, replica: Replica | None, token: int, done: Future[int]) -> None:
         self._syncing = False
         if done.cancelled() or self._closed:
             return
@@ -333,10 +492,14 @@ class ReplicaDriver:
             self._sync()
 
     def _save(self, state: DurableState) -> None:
-        self.stored = remember(self._hub.log, state)
+        def saved(stored: StoredState) -> None:
+            self.stored = stored
+
+        self._step(partial(remember, self._hub.log, state), saved)
 
     def _give_up(self, reason: str) -> None:
         self._queue.clear()
+        self._inputs.clear()
         self.replica = None
         if self._hub.sequencer is None:
             self._hub.give_way(self._relay)
@@ -357,19 +520,27 @@ class ReplicaDriver:
         if not self._accepting(now):
             if hub.sequencer is None:
                 hub.give_way(self._relay)
-        elif hub.sequencer is not None and hub.log.head_op >= self._began and not self._queue:
+        elif (
+            hub.sequencer is not None
+            and hub.log.head_op >= self._began
+            and not self._queue
+            and not self._stepping
+        ):
             hub.sequencer = None
             self._node.numbers_here()
+        if hub.paused and not self._stepping:
+            hub.resume()
         self._node.settled()
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
-        timer = None if self.replica is None else self.replica.next_timer()
+        timer = None if self.replica is None or self._stepping else self.replica.next_timer()
         when = now + _TICK_SECONDS
         if timer is not None:
             when = min(when, max(timer, now))
         if self._timer is not None:
-            if abs(self._when - when) < _CLOSE_ENOUGH:
+            # It is never put off: under load, each input would do so, and there would be no tick at all.
+            if self._when <= when + _CLOSE_ENOUGH:
                 return
             self._timer.cancel()
         self._when = when
