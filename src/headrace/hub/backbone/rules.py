@@ -47,7 +47,7 @@ class Reason(StrEnum):
     """Why something was refused; also the word it is counted under."""
 
     NOT_ALLOWED = "not-allowed"
-    """``auth.required`` is on and ``fyrehose.allow`` does not list the source."""
+    """``auth.required`` is on, and neither a principal nor ``fyrehose.allow`` has the source's address."""
     FOREIGN_ADDRESS = "foreign-address"
     """ADDR is neither the source nor listed in ``fyrehose.allow``."""
     OWN_DOOR = "own-door"
@@ -164,13 +164,14 @@ class OwnDoor:
 class BackboneAccess:
     """Whom the backbone serves.
 
-    ``allow`` is ``fyrehose.allow``, ``required`` is ``auth.required``, ``coalesce`` lists the addresses whose
-    subscribers take several DELIVERs in a datagram without having shown it, ``trusted`` those that need not prove that
-    they receive.
+    ``allow`` is ``fyrehose.allow``, ``required`` is ``auth.required``, ``known`` has the addresses of principals,
+    ``coalesce`` lists the addresses whose subscribers take several DELIVERs in a datagram without having shown it,
+    ``trusted`` those that need not prove that they receive.
     """
 
     allow: Container[str] = frozenset()
     required: bool = False
+    known: Container[str] = frozenset()
     coalesce: Container[str] = frozenset()
     trusted: Container[str] = frozenset()
 
@@ -205,7 +206,8 @@ class Backbone:
 
     def admits(self, address: str) -> bool:
         """Return whether ``address`` is served at all, by UDP or TCP, PUSH included."""
-        return not self._access.required or address in self._access.allow
+        access = self._access
+        return not access.required or address in access.allow or address in access.known
 
     def coalesced(self, source: Endpoint) -> None:
         """Note that a datagram from ``source`` held several packets: it may be answered in kind."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from ipaddress import IPv4Network
 
+from headrace.hub.access.access import AccessControl
 from headrace.hub.access.addresses import Addresses
 from headrace.hub.backbone.rules import Backbone, BackboneAccess, OwnDoor
 from headrace.hub.backbone.udp_subscribers import UdpBounds
@@ -36,7 +37,7 @@ class FyrehoseDoor(FyrehoseTcpDoor):
         self.udp: FyrehoseUdp | None = None
         if udp is not None:
             self.udp = FyrehoseUdp(context, self.backbone, recorded_datagrams(udp, "fyrehose"))
-        else:
+        elif context.entrance.tls.accepts("fyrehose") is None:
             logger.warning(
                 "listen.fyrehose is an IPv6 address: the backbone serves TCP only, since fyrehose addresses"
                 " datagrams by IPv4"
@@ -72,11 +73,22 @@ def _backbone(context: DoorContext, bound: socket.socket) -> Backbone:
     access = BackboneAccess(
         allow=Addresses(settings.fyrehose.allow),
         required=settings.auth.required,
+        known=_PrincipalAddresses(context.access),
         coalesce=everyone,
         trusted=Addresses([_LOOPBACK, *settings.fyrehose.allow]),
     )
     door = OwnDoor(_OwnAddresses(host), port)
     return Backbone(context.hub.log, door, access, bounds, partial(secrets.token_bytes, COOKIE_BYTES))
+
+
+class _PrincipalAddresses:
+    """The addresses that some principal has."""
+
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
+
+    def __contains__(self, address: object) -> bool:
+        return isinstance(address, str) and self._access.principals.of_address(address) is not None
 
 
 class _OwnAddresses:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from headrace.errors import HeadraceError
-from headrace.hub.backbone.rules import Backbone, Reason, Refused, ServeRange, Unserved
+from headrace.hub.access.hollow import readable_run
+from headrace.hub.access.principal import EVERYTHING, Action, Principal
+from headrace.hub.backbone.rules import Backbone, Refused, ServeRange, Unserved
 from headrace.hub.cursor import (
     NOWHERE,
     Cursor,
@@ -29,7 +31,7 @@ from headrace.hub.cursor import (
 )
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.server.connection import DoorConnection, Refusal, TcpDoor
+from headrace.net.server.connection import OWN, DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
 from headrace.net.server.log_feed import LogFeed
 from headrace.wire.fyrehose.stream import (
@@ -57,6 +59,9 @@ MAX_RANGES: Final = 64
 MAX_FRAMES: Final = 64
 """Frames taken from one connection before the others have their turn; a run of PUSHes is one frame."""
 
+LISTED: Final = Principal("fyrehose.allow", EVERYTHING)
+"""Whoever comes from an address in ``fyrehose.allow`` and is nobody else, where everybody must be known."""
+
 MAX_ACKS: Final = 64 << 10
 """Bytes of KEEPALIVE-ACKs that may wait after DELIVERs that a peer does not take; past it, it is not read."""
 
@@ -75,14 +80,10 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
         """Make the protocol of a new connection."""
         return FyrehoseConnection(self)
 
-    def admit(self, address: str) -> Refusal | None:
-        """Count a new connection, or return why it is refused."""
-        refusal = super().admit(address)
-        if refusal is None and not self.backbone.admits(address):
-            self.release(address)
-            detail = "auth.required is on and fyrehose.allow does not list this address"
-            return Refusal(Reason.NOT_ALLOWED, detail)
-        return refusal
+    def principal_of(self, address: str, certificate: str) -> Principal:
+        """Return who a peer is: a principal, or one of the addresses in ``fyrehose.allow``."""
+        principal = super().principal_of(address, certificate)
+        return LISTED if not principal.known and self.backbone.admits(address) else principal
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to every subscriber that has room."""
@@ -95,16 +96,17 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
         for connection in tuple(self.subscribers):
             connection.feed.pump()
 
-    def read_chunk(self, first: int, last: int) -> EncodedChunk:
+    def read_chunk(self, first: int, last: int, reader: Principal = OWN) -> EncodedChunk:
         """Read some messages from the log as DELIVER packets; runs in a reader thread."""
-        return self.encode(self.hub.log.read(first, last))
+        return self.encode(self.hub.log.read(first, last), reader)
 
-    def encode(self, batches: Sequence[Batch]) -> EncodedChunk:
+    def encode(self, batches: Sequence[Batch], reader: Principal = OWN) -> EncodedChunk:
         """Encode batches that follow one another as DELIVER packets."""
         parts = []
         hollow = 0
         for batch in batches:
-            data, missing = deliver_run(batch.run, batch.first)
+            run = batch.run if reader.reads_everything else readable_run(batch, reader)
+            data, missing = deliver_run(run, batch.first)
             parts.append(data)
             hollow += missing
         if hollow:
@@ -157,6 +159,13 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         self.cursor = Cursor(find=door.cache.find, read_ahead=True)
         self.feed = LogFeed(self._hub.log, self.cursor, door.read_chunk, door.context.readers, self)
 
+    def opened(self) -> None:
+        """Feed a peer that may read part of the topics by itself: what is encoded for all is not for it."""
+        if not self.principal.reads_everything:
+            read = partial(self.door.read_chunk, reader=self.principal)
+            self.cursor = Cursor(read_ahead=True)
+            self.feed = LogFeed(self._hub.log, self.cursor, read, self.door.context.readers, self)
+
     # What the peer sends.
 
     def get_buffer(self, _size: int) -> memoryview:
@@ -174,9 +183,13 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
     def take(self, frame: ServerFrame) -> None:
         """Do what the peer asks; its KEEPALIVEs gather."""
         match frame:
+            case PushRun() if not (self.principal.publishes_everything or self.may(Action.PUBLISH)):
+                self.refuse("forbidden", f"{self.principal.name} may not publish without a topic")
             case PushRun(run):
                 self.account.receive(0, run.count, self.heard)
                 self._hub.submit(Batch(run, origin="fyrehose", publisher=self.name), self.settled)
+            case _ if not (self.principal.reads_everything or self.may_any(Action.READ)):
+                self.refuse("forbidden", f"{self.principal.name} may not read")
             case Keepalive(address, port):
                 self._acks.append(_acknowledgement(address, port))
             case Request():

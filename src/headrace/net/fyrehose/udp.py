@@ -29,6 +29,8 @@ from headrace.client.udp_offload import (
     segment_size,
 )
 from headrace.errors import StorageError
+from headrace.hub.access.hollow import readable_run
+from headrace.hub.access.principal import Action, Principal
 from headrace.hub.backbone.rules import (
     Acknowledge,
     Backbone,
@@ -44,6 +46,8 @@ from headrace.hub.backbone.rules import (
 from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, Skipped
 from headrace.hub.cursor import EncodedCache
 from headrace.message import Batch
+from headrace.net.fyrehose.tcp import LISTED
+from headrace.net.server.connection import OWN
 from headrace.net.server.door import DoorContext
 from headrace.wire.fyrehose.stream import (
     MAX_DATAGRAM,
@@ -107,6 +111,7 @@ class FyrehoseUdp:
 
     def __init__(self, context: DoorContext, backbone: Backbone, sock: socket.socket) -> None:
         self._hub = context.hub
+        self._access = context.access
         self._backbone = backbone
         self._sock = sock
         self._readers = context.readers
@@ -175,15 +180,18 @@ class FyrehoseUdp:
     def _received(self, datagrams: list[bytes], source: Endpoint) -> int:
         """Do what datagrams ask for; return the number of steps."""
         peer = f"{source[0]}:{source[1]}"
-        if not self._backbone.admits(source[0]):
+        principal = self._principal_of(source[0])
+        if not principal.known:
+            detail = "auth.required is on, and neither a principal nor fyrehose.allow has this address"
             for _ in datagrams:
-                self._hub.counters.refuse(
-                    "fyrehose", Reason.NOT_ALLOWED, peer, "fyrehose.allow does not list this address"
-                )
+                self._hub.counters.refuse("fyrehose", Reason.NOT_ALLOWED, peer, detail)
+            self._access.turned_away("fyrehose", peer, principal.name, "unknown")
             return len(datagrams)
         now = self._loop.time()
         arrivals = parse_datagrams(datagrams)
         for arrival in arrivals:
+            if not (principal.may_do_everything or self._may(principal, arrival, peer)):
+                continue
             match arrival:
                 case PushDatagrams(_, counts, run):
                     if len(run) > len(counts):
@@ -204,6 +212,22 @@ class FyrehoseUdp:
                     self._hub.counters.refuse("fyrehose", error.reason, peer, error)
         return len(arrivals)
 
+    def _principal_of(self, address: str) -> Principal:
+        """Return who has an address: a principal, or one of ``fyrehose.allow``."""
+        principal = self._access.principals.of_peer(address)
+        return LISTED if not principal.known and self._backbone.admits(address) else principal
+
+    def _may(self, principal: Principal, arrival: object, peer: str) -> bool:
+        """Whether a peer may do what its datagrams ask for; UDP has no answer for one that may not."""
+        match arrival:
+            case PushDatagrams():
+                return self._access.may(principal, Action.PUBLISH, "fyrehose", "", peer)
+            case LoneDatagram():
+                return principal.may_something(Action.READ) or self._access.may(
+                    principal, Action.READ, "fyrehose", "", peer
+                )
+        return True
+
     def _do(self, effects: Iterable[BackboneEffect]) -> None:
         counters = self._hub.counters
         for effect in effects:
@@ -215,6 +239,12 @@ class FyrehoseUdp:
                 case SendChallenge(to, frame):
                     counters.add("challenges", door="fyrehose")
                     self._send_datagram(serialize(frame), to)
+                case SendForward(_, frame) if not self._principal_of(frame.address).reads_everything:
+                    # Another subscriber would send it what it may not read.
+                    asked = f"asked by {frame.address}:{frame.port}"
+                    counters.report(
+                        "unavailable", frame.first, frame.last, asked, at_will=True, door="fyrehose"
+                    )
                 case SendForward(to, frame):
                     counters.add("forwards", door="fyrehose")
                     self._send_datagram(serialize(frame), to)
@@ -236,16 +266,17 @@ class FyrehoseUdp:
                     )
 
     def _send_range(self, grant: SendRange) -> None:
-        packets = self._cache.find(grant.first)
+        reader = self._principal_of(grant.to[0])
+        packets = self._cache.find(grant.first) if reader.reads_everything else None
         if packets is not None:
             self._send_packets(grant, packets)
             return
-        reading = self._loop.run_in_executor(self._readers, self._read, grant.first, grant.last)
+        reading = self._loop.run_in_executor(self._readers, self._read, grant.first, grant.last, reader)
         reading.add_done_callback(lambda done: self._was_read(grant, done))
 
-    def _read(self, first: int, last: int) -> Packets:
+    def _read(self, first: int, last: int, reader: Principal) -> Packets:
         """Read some messages from the log; runs in a reader thread."""
-        return self._encode(self._hub.log.read(first, last, 1 << 18))
+        return self._encode(self._hub.log.read(first, last, 1 << 18), reader)
 
     def _was_read(self, grant: SendRange, done: asyncio.Future[Packets]) -> None:
         if done.cancelled():
@@ -345,11 +376,12 @@ class FyrehoseUdp:
             soonest = self._loop.time() + 0.001
             self._timer = self._loop.call_at(max(when, soonest), self._tick)
 
-    def _encode(self, batches: Sequence[Batch]) -> Packets:
+    def _encode(self, batches: Sequence[Batch], reader: Principal = OWN) -> Packets:
         """Encode batches that follow one another as packets side by side."""
         parts, edges, size = [], [np.zeros(1, np.int64)], 0
         for batch in batches:
-            data, own, hollow = deliver_packets(batch.run, batch.first)
+            run = batch.run if reader.reads_everything else readable_run(batch, reader)
+            data, own, hollow = deliver_packets(run, batch.first)
             if hollow:
                 self._hub.counters.add("hollow", hollow, door="fyrehose", transport="udp")
             parts.append(data)

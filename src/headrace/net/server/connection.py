@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 from headrace.client.tls import RenewedContext
 from headrace.errors import StorageError, WireError
 from headrace.hub.access.accounts import UNLIMITED, Account, Resource
-from headrace.hub.access.principal import EVERYTHING, Principal
+from headrace.hub.access.principal import EVERYTHING, Action, Principal
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
 from headrace.net.server.accepting import Endpoint, Listening
@@ -290,7 +290,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.door.release(self.endpoint[0])
             self.door.context.access.turned_away(self.door.name, self.name, self.principal.name, "unknown")
             self.refuse(
-                "not_allowed", "auth.required is on, and no principal has this address or certificate"
+                "not-allowed", "auth.required is on, and no principal has this address or certificate"
             )
             return
         account = self.door.account_of(self.principal, self.endpoint[0])
@@ -426,6 +426,14 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self._owed = True
             return 0
         return 0 if self._full else self.limits.queue_bytes - self.buffered
+
+    def may(self, action: Action, what: str = "") -> bool:
+        """Whether the peer may do an action to what has this name; a refusal is counted and noted."""
+        return self.door.context.access.may(self.principal, action, self.door.name, what, self.name)
+
+    def may_any(self, action: Action) -> bool:
+        """Whether there is anything that the peer may do an action to; a refusal is counted and noted."""
+        return self.principal.may_something(action) or self.may(action)
 
     def identified(self, principal: Principal) -> None:
         """Note who the peer has proven to be."""

@@ -1,0 +1,27 @@
+"""Messages that a reader may not read, where numbers are whole: their payloads are empty."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.hub.access.principal import Action, Principal
+from headrace.message import Batch, Run
+
+
+def readable_run(batch: Batch, reader: Principal) -> Run:
+    """Return a batch's payloads as a reader may see them: those of topics that it may not read are empty."""
+    columns = batch.columns
+    if columns is None or "topic" not in columns.schema.names:
+        return (
+            batch.run if reader.may(Action.READ, batch.topic) else _run(batch, np.zeros(len(batch), np.bool_))
+        )
+    seen = reader.mask(Action.READ, columns.column("topic"))
+    return batch.run if seen.all() else _run(batch, seen)
+
+
+def _run(batch: Batch, seen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Run:
+    run = batch.run
+    lengths = np.asarray(run.lengths)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(np.where(seen, lengths, 0), out=offsets[1:])
+    return Run(run.content[np.repeat(seen, lengths)], offsets)
