@@ -44,6 +44,7 @@ def test_a_hub_that_is_well_has_no_alert() -> None:
             ("job_failing", "m"),
         ),
         ({"pipeline": {"state": "running", "age": 100.0, "jobs": {}}}, ("pipeline_silent", "")),
+        ({"loop": {"slow_lately": True, "last": {"seconds": 0.2, "cause": "encode:7"}}}, ("slow_turn", "")),
     ],
 )
 def test_each_trouble_is_an_alert(facts: dict[str, Any], alert: tuple[str, str]) -> None:

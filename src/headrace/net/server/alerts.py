@@ -94,6 +94,15 @@ def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Al
             "free some space, or lower log.retain_bytes",
             grave=False,
         )
+    if facts.get("loop", {}).get("slow_lately"):
+        last = facts["loop"]["last"]
+        yield Alert(
+            "slow_turn",
+            "",
+            f"a turn of the event loop took {last['seconds'] * 1e3:.0f} ms in the last minute, in {last['cause']}",
+            "everybody waits meanwhile: see who asks for so much at once, or give the hub a core of its own",
+            grave=False,
+        )
     yield from _jobs(facts.get("pipeline"))
     for name, consumer in facts["consumers"].items():
         bound = "" if consumer["behind_exact"] else "up to "

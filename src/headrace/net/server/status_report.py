@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from headrace import __version__
 from headrace.errors import WireError
+from headrace.hub.access.accounts import Account, Accounts
 from headrace.hub.consumers.cursors import lag_facts
 from headrace.hub.services.objects import Service, Services
 from headrace.wire.link.message import parse, serialize
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 CONSUMERS_SHOWN: Final = 64
 """Durable consumers that are named, those furthest behind first."""
+
+ACCOUNTS_SHOWN: Final = 16
+"""Clients that are named with what they have."""
 
 MEASURED: Final = ("second", "minute", "hour")
 """The ``measure/…`` services that are shown."""
@@ -76,8 +80,24 @@ def facts_of(server: Server) -> dict[str, object]:
             "matchers": list(parts.matchers.ring.matchers),
         },
         "connections": server.connections,
+        "loop": server.watch.facts(),
+        "accounts": accounts_shown(server.accounts),
+        "state": {"bytes": parts.services.total_bytes, "most_bytes": parts.services.policy.most_bytes},
         "measure": measured(parts.services),
     }
+
+
+def accounts_shown(accounts: Accounts) -> dict[str, object]:
+    """Return the clients that have the most: those that were refused or made to wait first."""
+
+    def burden(account: Account) -> tuple[int, int, int]:
+        return (
+            account.refused + account.paused,
+            account.state_bytes,
+            account.received_bytes + account.sent_bytes,
+        )
+
+    return {account.name: account.facts() for account in nlargest(ACCOUNTS_SHOWN, accounts, key=burden)}
 
 
 def measured(services: Services) -> dict[str, object]:

@@ -1,0 +1,128 @@
+"""The event loop is watched: a turn that takes long is counted, and its cause is named in the log.
+
+While a turn runs, nobody else is served. So the loop gives a sign of life every :data:`BEAT_SECONDS`, and a thread looks
+whether it does. If the sign is :data:`SLOW_SECONDS` late, the thread notes what the loop is doing at that moment: the
+stack of its thread. When the turn is over, the loop reports how long it was and what was seen.
+
+A turn can also be long because the machine runs something else. The report says how much of the time the loop has
+really computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from pathlib import PurePath
+from time import monotonic, thread_time, time
+from types import FrameType
+from typing import Final
+
+from headrace.hub.counters import Counters
+
+logger = logging.getLogger("headrace")
+
+SLOW_SECONDS: Final = 0.1
+"""A turn longer than this is reported."""
+
+BEAT_SECONDS: Final = 0.05
+"""Seconds between signs of life, and between looks at them."""
+
+LATELY: Final = 60.0
+"""Seconds for which a slow turn is an alert."""
+
+_FRAMES: Final = 6
+"""Frames of the stack that are named, the innermost first."""
+
+
+class LoopWatch:
+    """Watches the running event loop of the thread that makes it, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._turns = counters.counter("slow_turns")
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._over = threading.Event()
+        self._beat_at = monotonic()
+        self._computed = thread_time()
+        self._cause = ""
+        """What the loop was doing when its sign was late."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._longest = 0.0
+        self._last: dict[str, object] = {}
+        self._last_at = -LATELY
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._beat_at, self._computed = monotonic(), thread_time()
+        self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
+        threading.Thread(target=self._look, name="headrace-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def facts(self) -> dict[str, object]:
+        """Return what the status shows: how many slow turns there were, the longest, and the last."""
+        return {
+            "slow_turns": self._turns.value,
+            "longest_seconds": round(self._longest, 3),
+            "slow_lately": monotonic() - self._last_at < LATELY,
+            "last": self._last,
+        }
+
+    def _beat(self) -> None:
+        now, computed = monotonic(), thread_time()
+        late = now - self._beat_at - BEAT_SECONDS
+        if late > SLOW_SECONDS:
+            self._report(late, computed - self._computed)
+        self._beat_at, self._computed, self._cause = now, computed, ""
+        self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
+
+    def _report(self, seconds: float, computed: float) -> None:
+        cause = self._cause or "something that was over before it was seen"
+        self._longest = max(self._longest, seconds)
+        if computed > SLOW_SECONDS:
+            # A machine that is busy with something else is no fault of the hub.
+            self._last_at = monotonic()
+        self._last = {
+            "seconds": round(seconds, 3),
+            "computed": round(computed, 3),
+            "time": round(time(), 3),
+            "cause": cause,
+        }
+        if self._counters.failed("slow_turns"):
+            logger.warning(
+                "a turn of the event loop took %.0f ms, %.0f of them computing: nobody else was served in %s",
+                seconds * 1e3,
+                computed * 1e3,
+                cause,
+            )
+
+    def _look(self) -> None:
+        """Look for a sign that is late; runs in a thread of its own."""
+        while not self._over.wait(BEAT_SECONDS):
+            if self._cause or monotonic() - self._beat_at < BEAT_SECONDS + SLOW_SECONDS:
+                continue
+            frame = sys._current_frames().get(self._thread)
+            if frame is not None:
+                self._cause = told(frame)
+
+
+def told(frame: FrameType | None) -> str:
+    """Name the functions of a stack, the innermost first.
+
+    >>> told(sys._getframe()).split(":")[0]
+    '<module>'
+    """
+    names: list[str] = []
+    while frame is not None and len(names) < _FRAMES:
+        code = frame.f_code
+        place = "/".join(PurePath(code.co_filename).parts[-2:])
+        names.append(f"{code.co_name}:{frame.f_lineno} ({place})")
+        frame = frame.f_back
+    return " < ".join(names)
