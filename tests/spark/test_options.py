@@ -103,6 +103,12 @@ def test_times(text: str, expected: int) -> None:
         ({"maxBytesPerTrigger": "10m"}, True, "a whole number from 1 on"),
         ({"failOnDataLoss": "no"}, True, "expected true or false"),
         ({"topic": " "}, True, "topic is empty"),
+        (
+            {"topic": "a*" * 17},
+            True,
+            "topic is no pattern: wildcards of a topic pattern: 17. A pattern has at most 16",
+        ),
+        ({"topic": "**" + "a" * 300}, False, "and 256 characters from the first on"),
         ({"where": "region = eu"}, True, "where: expected JSON"),
         ({"where": "[1]"}, True, "where: expected a JSON object"),
         ({"where": '{"a": {"use": 9}}'}, True, 'where: a = {"use": 9}: expected a text, or [low, high], or'),

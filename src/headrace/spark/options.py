@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import HeadraceError, LimitError, UsageError
 from headrace.message import MAX_SEQUENCE, SCHEMA
 from headrace.protocols import PORTS
 
@@ -217,7 +217,7 @@ def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceO
         max_delay=given.seconds("maxTriggerDelay", MAX_DELAY),
         min_partitions=given.number("minPartitions"),
         fail_on_data_loss=given.truth("failOnDataLoss", default=True),
-        topic=given.text("topic"),
+        topic=given.topic_pattern("topic"),
         origins=None if origin is None else tuple(name.strip() for name in origin.split(",")),
         where=None if where is None else parse_predicates(where),
         columns=given.columns("columns"),
@@ -284,6 +284,21 @@ class _Given:
         value = self._options.get(name.lower())
         if value is not None and not value.strip():
             raise UsageError(f"{name} is empty: leave it out, or give it a value")
+        return value
+
+    def topic_pattern(self, name: str) -> str | None:
+        from headrace.hub.topic_test import MAX_SEARCHED, MAX_WILDCARDS, check_topic_pattern
+
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            check_topic_pattern(value)
+        except LimitError as error:
+            raise UsageError(
+                f"{name} is no pattern: {error.field}: {error.value}. A pattern has at most {MAX_WILDCARDS} wildcards, "
+                f"* for any characters but / and ** for any characters, and {MAX_SEARCHED} characters from the first on"
+            ) from None
         return value
 
     def number(self, name: str) -> int | None:

@@ -12,6 +12,7 @@ import pytest
 from tests.spark.hubs import TRIMMING, Hub, trimmed
 
 from headrace.errors import LostRangeError, TrimmedError, UsageError
+from headrace.log.sealed import SealedSegment
 from headrace.message import SCHEMA
 from headrace.spark.hub_connections import close_links
 from headrace.spark.options import SourceOptions, parse_source_options
@@ -67,6 +68,20 @@ def test_a_range_is_whole(filled: Hub, files: str) -> None:
     assert seqs(read_range(everything, span(filled))) == list(range(1, COUNT + 1))
     for first, last in ((1, 1), (400, 1700), (1001, 1002), (1900, COUNT), (COUNT, COUNT)):
         assert seqs(read_range(everything, span(filled, first, last))) == list(range(first, last + 1))
+
+
+def test_a_sealed_file_is_not_opened_for_topics_that_it_does_not_hold(
+    filled: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(_segment: SealedSegment, _number: int) -> pa.RecordBatch:
+        raise AssertionError("a record batch was read")
+
+    monkeypatch.setattr(SealedSegment, "rows", unread)
+    sealed = list(sealed_segments(span(filled)))
+    [last] = [segment.last for segment in sealed[-1:]]
+    assert seqs(read_range(options(filled, topic="t/7"), span(filled, 1, last))) == []
+    with pytest.raises(AssertionError, match="was read"):
+        list(read_range(options(filled, topic="t/1"), span(filled, 1, last)))
 
 
 @pytest.mark.parametrize(

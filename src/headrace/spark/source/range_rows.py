@@ -1,8 +1,9 @@
 """Read a range of the sequence in an executor, as Arrow record batches: from files if possible, else over the link.
 
 A sealed segment never changes, so an executor that sees the hub's files (on the same machine, or on a shared file
-system) reads them itself. Their index has the log's uuid, the range and a checksum of every record batch. What is not
-sealed yet, or cannot be read this way, comes over the link. Small batches are joined into ones that suit Spark.
+system) reads them itself. Their index has the log's uuid, the range and a checksum of every record batch, and another
+has their topics: what the options rule out is skipped unread. What is not sealed yet, or cannot be read this way, comes
+over the link. Small batches are joined into ones that suit Spark.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, LostRangeError, TrimmedError, UsageError
+from headrace.hub.filtered_read import read_passing
 from headrace.hub.filters import Filter
 from headrace.log.sealed import SealedSegment, SegmentIndex
 from headrace.spark.hub_connections import link, wait_for_head
@@ -55,16 +57,22 @@ def read_range(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatc
 
 def _read(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
     cursor = span.first
-    wanted = RowFilter(options)
+    wanted = _filter(options)
     segments = sealed_segments(span) if options.files else iter(())
     for segment in segments:
         if segment.first > cursor:
             break
         last = min(segment.last, span.last)
         try:
-            for rows in segment_rows(segment, cursor, last):
-                yield wanted.apply(rows)
-                cursor += rows.num_rows
+            if wanted is None:
+                for rows in segment_rows(segment, cursor, last):
+                    yield rows
+                    cursor += rows.num_rows
+            while cursor <= last and wanted is not None:
+                # What the segment's index of topics rules out is not read.
+                passing, upto, _ = read_passing(segment, cursor, last, wanted, BYTES)
+                yield from passing
+                cursor = upto + 1
         except (OSError, HeadraceError) as error:
             # The hub knows whether retention removed it or it is damaged.
             logger.info("%s cannot be read here (%s): asking the hub", segment.path, error)
@@ -73,17 +81,11 @@ def _read(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
         yield from _by_link(options, span._replace(first=cursor))
 
 
-class RowFilter:
-    """The filter that the options set."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._filter: Filter | None = None
-        if options.topic is not None or options.origins is not None or options.where is not None:
-            self._filter = Filter(options.topic, options.origins, parse_where(options.predicates or {}))
-
-    def apply(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Keep the chosen rows."""
-        return rows if self._filter is None else self._filter.apply(rows)
+def _filter(options: SourceOptions) -> Filter | None:
+    """Make the filter that the options set, if they do."""
+    if options.topic is None and options.origins is None and options.where is None:
+        return None
+    return Filter(options.topic, options.origins, parse_where(options.predicates or {}))
 
 
 def sealed_segments(span: LogRange) -> Iterator[SealedSegment]:
