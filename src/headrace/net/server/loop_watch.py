@@ -1,8 +1,8 @@
 """The event loop is watched: a turn that takes long is counted, and its cause is named in the log.
 
-While a turn runs, nobody else is served. So the loop gives a sign of life every :data:`BEAT_SECONDS`, and a thread looks
-whether it does. If the sign is :data:`SLOW_SECONDS` late, the thread notes what the loop is doing at that moment: the
-stack of its thread. When the turn is over, the loop reports how long it was and what was seen.
+While a turn runs, nobody else is served. So the loop gives a sign of life every :data:`BEAT_SECONDS`, and a thread
+looks whether it does. If the sign is :data:`SLOW_SECONDS` late, the thread notes what the loop is doing at that moment:
+the stack of its thread. When the turn is over, the loop reports how long it was and what was seen.
 
 A turn can also be long because the machine runs something else. The report says how much of the time the loop has
 really computed.

@@ -45,6 +45,7 @@ from headrace.net.server.binding import DoorBinder
 from headrace.net.server.door import Door, DoorContext, close_all
 from headrace.net.server.doors import DoorOpener
 from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
+from headrace.net.server.loop_watch import LoopWatch
 from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.status_report import facts_of
 from headrace.net.server.steady_clock import SteadyClock
@@ -107,6 +108,7 @@ class Server:
         self.routing: Routing
         self.entrance: Entrance
         self.maintenance: LogMaintenance
+        self.watch: LoopWatch
         self._upstream: Upstream | None = None
         self._cluster: ClusterNode | None = None
         self._parcel: socket.socket | None = None
@@ -185,6 +187,7 @@ class Server:
             self._following.add_done_callback(self._ended)
         if self._cluster is not None:
             self._cluster.start()
+        self.watch.start()
         self.ready = True
 
     async def drain(self) -> None:
@@ -194,6 +197,7 @@ class Server:
         loop = asyncio.get_running_loop()
         seconds = self.settings.limits.drain_seconds
         deadline = loop.time() + seconds
+        self.watch.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -331,6 +335,7 @@ class Server:
         hub.take_turn = self._turn
         hub.relieved = self._relieved
         self.hub = hub
+        self.watch = LoopWatch(hub.counters)
         self.entrance = Entrance(settings, hub.counters)
         self._audit = AuditFile(settings.node.data, self._disk, hub.counters)
         self.access = AccessControl(self._principals, hub.counters, AuditTrail(self._audit, time))
