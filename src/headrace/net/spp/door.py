@@ -17,6 +17,7 @@ from time import time
 from typing import Final
 
 from headrace.errors import WireError
+from headrace.hub.access.accounts import Resource
 from headrace.hub.services.publish import ServiceChange, ServicePublishing
 from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
 from headrace.message import Batch
@@ -81,6 +82,8 @@ class SppConnection(DoorConnection[SppDoor]):
         self._session: ServiceSession | None = None
         self._authenticated = False
         self._changes: list[ServiceChange] = []
+        self._charged = 0
+        """Subscriptions that are charged to the peer's account."""
         self._awaited: set[str] = set()
         """Subscribed ids that are just being created."""
         self._paying = False
@@ -103,6 +106,8 @@ class SppConnection(DoorConnection[SppDoor]):
                 self.counters.add("unauthenticated", door="spp")
             case Publish(service, change):
                 self._changes.append(ServiceChange(service, change))
+            case Subscribe(service) if (detail := self.account.lacks(Resource.SUBSCRIPTIONS)) is not None:
+                self.counters.refuse("spp", "subscriptions", self.name, f"of {service!r}: {detail}")
             case Subscribe(service):
                 if not (session.subscribe(service) or self._subscribe_later(service)):
                     self.counters.add("not_offered", door="spp")
@@ -112,10 +117,14 @@ class SppConnection(DoorConnection[SppDoor]):
 
     def done_taking(self) -> None:
         """Publish the changes, also those that came before a bad packet."""
+        self._charge_subscriptions()
         if not self._changes:
             return
         changes, self._changes = self._changes, []
-        rejected = self.door.changes.publish(changes, origin="spp", publisher=self.name, done=self.settled)
+        self.account.receive(0, len(changes), self.heard)
+        rejected = self.door.changes.publish(
+            changes, origin="spp", publisher=self.name, done=self.settled, client=self.account
+        )
         for change, reason, detail in rejected:
             self.counters.refuse("spp", reason, self.name, f"a change of {change.service_id!r}: {detail}")
         if self.door.hub.full:
@@ -174,7 +183,19 @@ class SppConnection(DoorConnection[SppDoor]):
         """Forget what the peer is owed."""
         if self._session is not None:
             self._session.close()
+            self._charge_subscriptions()
             self._session = None
+
+    def account_changes(self) -> None:
+        """Give back what is charged to the account before another takes its place."""
+        self.account.adjust(Resource.SUBSCRIPTIONS, -self._charged)
+        self._charged = 0
+
+    def _charge_subscriptions(self) -> None:
+        count = 0 if self._session is None else len(self._session.subscriptions)
+        if count != self._charged:
+            self.account.adjust(Resource.SUBSCRIPTIONS, count - self._charged)
+            self._charged = count
 
     def _is_gone(self) -> bool:
         """Ask the system whether the connection is over; the event loop notices only when it reads or writes."""
