@@ -28,13 +28,21 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, Unpack, overload
+from typing import Any, Final, Self, Unpack, overload
 
 import uvloop
 
 from headrace import web
 from headrace.client.base import Client
-from headrace.client.connect import FyrehoseScheme, LinkScheme, connect, connect_sync
+from headrace.client.connect import (
+    FyrehoseScheme,
+    LinkScheme,
+    PublisherScheme,
+    SdkScheme,
+    SppScheme,
+    connect,
+    connect_sync,
+)
 from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
 from headrace.client.link.client import LinkClient, LinkOptions
 from headrace.client.publisher.client import PublisherClient, PublisherOptions
@@ -138,20 +146,19 @@ class Hub:
         door = SCHEMES.get(scheme, scheme)
         if door not in doors:
             raise UsageError(f"no door {scheme!r} is open here; there are {', '.join(doors)}")
-        return f"{_SCHEMES.get(door, scheme)}://{doors[door]}"
+        named = scheme if scheme in SCHEMES else _SCHEMES.get(door, scheme)
+        return f"{named}://{doors[door]}"
 
     @overload
     def connect(self, scheme: LinkScheme = ..., **options: Unpack[LinkOptions]) -> LinkClient: ...
     @overload
     def connect(self, scheme: FyrehoseScheme, **options: Unpack[FyrehoseOptions]) -> FyrehoseClient: ...
     @overload
-    def connect(self, scheme: Literal["spp://"], **options: Unpack[SppOptions]) -> SppClient: ...
+    def connect(self, scheme: SppScheme, **options: Unpack[SppOptions]) -> SppClient: ...
     @overload
-    def connect(self, scheme: Literal["sdk://"], **options: Unpack[SdkOptions]) -> SdkClient: ...
+    def connect(self, scheme: SdkScheme, **options: Unpack[SdkOptions]) -> SdkClient: ...
     @overload
-    def connect(
-        self, scheme: Literal["publisher://"], **options: Unpack[PublisherOptions]
-    ) -> PublisherClient: ...
+    def connect(self, scheme: PublisherScheme, **options: Unpack[PublisherOptions]) -> PublisherClient: ...
     @overload
     def connect(self, scheme: str, **options: object) -> Client: ...
 
@@ -166,12 +173,12 @@ class Hub:
         self, scheme: FyrehoseScheme, **options: Unpack[FyrehoseOptions]
     ) -> SyncFyrehoseClient: ...
     @overload
-    def connect_sync(self, scheme: Literal["spp://"], **options: Unpack[SppOptions]) -> SyncSppClient: ...
+    def connect_sync(self, scheme: SppScheme, **options: Unpack[SppOptions]) -> SyncSppClient: ...
     @overload
-    def connect_sync(self, scheme: Literal["sdk://"], **options: Unpack[SdkOptions]) -> SyncSdkClient: ...
+    def connect_sync(self, scheme: SdkScheme, **options: Unpack[SdkOptions]) -> SyncSdkClient: ...
     @overload
     def connect_sync(
-        self, scheme: Literal["publisher://"], **options: Unpack[PublisherOptions]
+        self, scheme: PublisherScheme, **options: Unpack[PublisherOptions]
     ) -> SyncPublisherClient: ...
     @overload
     def connect_sync(self, scheme: str, **options: object) -> SyncClient[Client]: ...

@@ -8,7 +8,7 @@ argument. ADR 0012 has the reasons. Clients are imported when they are first nee
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, overload
 
 from headrace.client.base import Client, scheme_of
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
         SyncSppClient,
     )
 
-LinkScheme: TypeAlias = Literal["tube://", "ws://"]
-FyrehoseScheme: TypeAlias = Literal["fyrehose://", "fyrehose+udp://"]
+LinkScheme: TypeAlias = Literal["tube://", "ws://", "tube+tls://", "wss://"]
+FyrehoseScheme: TypeAlias = Literal["fyrehose://", "fyrehose+udp://", "fyrehose+tls://"]
+SppScheme: TypeAlias = Literal["spp://", "spp+tls://"]
+SdkScheme: TypeAlias = Literal["sdk://", "sdk+tls://"]
+PublisherScheme: TypeAlias = Literal["publisher://", "publisher+tls://"]
 
-_CLIENTS: Final = {
+_CLIENTS = {
     "fyrehose": ("fyrehose", "FyrehoseClient"),
     "fyrehose+udp": ("fyrehose", "FyrehoseClient"),
     "tube": ("link", "LinkClient"),
@@ -38,6 +41,10 @@ _CLIENTS: Final = {
     "spp": ("spp", "SppClient"),
     "sdk": ("sdk", "SdkClient"),
     "publisher": ("publisher", "PublisherClient"),
+}
+_CLIENTS |= {
+    **{f"{scheme}+tls": _CLIENTS[scheme] for scheme in ("tube", "fyrehose", "spp", "sdk", "publisher")},
+    "wss": _CLIENTS["ws"],
 }
 
 
@@ -48,12 +55,12 @@ def connect(
     url: FyrehoseScheme, hosts: str | None = ..., **options: Unpack[FyrehoseOptions]
 ) -> FyrehoseClient: ...
 @overload
-def connect(url: Literal["spp://"], hosts: str | None = ..., **options: Unpack[SppOptions]) -> SppClient: ...
+def connect(url: SppScheme, hosts: str | None = ..., **options: Unpack[SppOptions]) -> SppClient: ...
 @overload
-def connect(url: Literal["sdk://"], hosts: str | None = ..., **options: Unpack[SdkOptions]) -> SdkClient: ...
+def connect(url: SdkScheme, hosts: str | None = ..., **options: Unpack[SdkOptions]) -> SdkClient: ...
 @overload
 def connect(
-    url: Literal["publisher://"], hosts: str | None = ..., **options: Unpack[PublisherOptions]
+    url: PublisherScheme, hosts: str | None = ..., **options: Unpack[PublisherOptions]
 ) -> PublisherClient: ...
 @overload
 def connect(url: str, hosts: str | None = ..., **options: object) -> Client: ...
@@ -68,6 +75,7 @@ def connect(url: str = "tube://", hosts: str | None = None, **options: Any) -> C
     >>> the_same = connect("tube://10.0.0.7:8081,10.0.0.8")
     >>> through_a_proxy = connect("ws://", "hub.example")
     >>> routed = connect("sdk://", client_id="00112233445566778899aabb", key="secret")
+    >>> secured = connect("tube+tls://", "hub.example")
 
     Without hosts, the hub is this machine's, at the door's default port unless the settings (from the environment, and
     from the file that ``HEADRACE_CONFIG`` names) change it. Several hosts are tried in turn until one answers.
@@ -84,6 +92,10 @@ def connect(url: str = "tube://", hosts: str | None = None, **options: Any) -> C
     ``publisher://``     :class:`~headrace.PublisherClient`    publishing with attributes
     ===================  ====================================  =========================================
 
+    ``tube+tls://``, ``fyrehose+tls://``, ``spp+tls://``, ``sdk+tls://``, ``publisher+tls://`` and ``wss://`` are the
+    same under TLS. The hub's certificate and its name are verified; ``ca=FILE`` names an authority that the system does
+    not know, ``cert=FILE`` and ``cert_key=FILE`` the client's own certificate.
+
     The classes describe their options. A type checker knows the class if the scheme stands alone, as in
     ``connect("spp://", hosts)``; for a whole URL, use the class: ``SppClient.at(url)``.
     """
@@ -99,16 +111,12 @@ def connect_sync(
     url: FyrehoseScheme, hosts: str | None = ..., **options: Unpack[FyrehoseOptions]
 ) -> SyncFyrehoseClient: ...
 @overload
-def connect_sync(
-    url: Literal["spp://"], hosts: str | None = ..., **options: Unpack[SppOptions]
-) -> SyncSppClient: ...
+def connect_sync(url: SppScheme, hosts: str | None = ..., **options: Unpack[SppOptions]) -> SyncSppClient: ...
+@overload
+def connect_sync(url: SdkScheme, hosts: str | None = ..., **options: Unpack[SdkOptions]) -> SyncSdkClient: ...
 @overload
 def connect_sync(
-    url: Literal["sdk://"], hosts: str | None = ..., **options: Unpack[SdkOptions]
-) -> SyncSdkClient: ...
-@overload
-def connect_sync(
-    url: Literal["publisher://"], hosts: str | None = ..., **options: Unpack[PublisherOptions]
+    url: PublisherScheme, hosts: str | None = ..., **options: Unpack[PublisherOptions]
 ) -> SyncPublisherClient: ...
 @overload
 def connect_sync(url: str, hosts: str | None = ..., **options: object) -> SyncClient[Client]: ...

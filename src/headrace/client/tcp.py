@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, Self, cast
 
 from headrace.client.reconnect import reason_of
+from headrace.client.tls import RenewedContext, dial_arguments, explain
 from headrace.config import Address
+from headrace.errors import UnreachableError
 
 WRITE_BYTES: Final = 1 << 20
 """Most unsent bytes before a publisher has to wait."""
@@ -37,9 +40,13 @@ class TcpConnection(asyncio.BaseProtocol):
         self._gone = asyncio.Event()
         self._transport: asyncio.Transport | None = None
 
-    async def open(self) -> Self:
+    async def open(self, tls: RenewedContext | None = None) -> Self:
         """Connect; ``OSError`` if nobody listens there. The first bytes may come before this returns."""
-        await self._loop.create_connection(lambda: self, self.address.host, self.address.port)
+        host, port = self.address.host, self.address.port
+        try:
+            await self._loop.create_connection(lambda: self, host, port, **dial_arguments(tls, self.address))
+        except ssl.SSLError as error:
+            raise UnreachableError(str(self.address), explain(error, host)) from None
         return self
 
     @property
@@ -73,8 +80,12 @@ class TcpConnection(asyncio.BaseProtocol):
             self.say_farewell()
             if self._transport is not None and not self._transport.is_closing():
                 self._finished = True
-                with contextlib.suppress(OSError):  # It is reset already, and the loop has not noticed.
-                    self._transport.write_eof()
+                if not self._transport.can_write_eof():
+                    # TLS ends both directions: the hub confirms that once it has read what came before.
+                    self._transport.close()
+                else:
+                    with contextlib.suppress(OSError):  # It is reset already, and the loop has not noticed.
+                        self._transport.write_eof()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._gone.wait()
@@ -110,6 +121,8 @@ class TcpConnection(asyncio.BaseProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Report the loss."""
+        if error is None and self._finished and self._transport is not None:
+            self.read_whole = self.read_whole or not self._transport.can_write_eof()
         self._room.set()
         self._gone.set()
         self.lose(reason_of(error))

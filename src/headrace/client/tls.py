@@ -71,9 +71,7 @@ class TlsFiles:
     pin: Path | None = None
 
     @classmethod
-    def of(
-        cls, options: TlsOptions | Mapping[str, Any], environ: Mapping[str, str] = os.environ
-    ) -> TlsFiles:
+    def of(cls, options: TlsOptions | Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> TlsFiles:
         """Take the files from a client's options, and what those leave out from the environment."""
 
         def given(name: str, variable: str | None = None) -> Path | None:
@@ -111,9 +109,7 @@ class TlsFiles:
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file."""
-        return tuple(
-            each for each in (self.ca, self.cert, self.cert_key, self.pin) if each is not None
-        )
+        return tuple(each for each in (self.ca, self.cert, self.cert_key, self.pin) if each is not None)
 
 
 class RenewedContext:
@@ -218,7 +214,9 @@ def explain(error: ssl.SSLError, host: str) -> str:
         return f"its certificate is refused ({error.verify_message})"
     reason = error.reason or ""
     if reason in _NO_TLS:
-        return "what answers there does not speak TLS: use the scheme without TLS, or the hub's setting tls.cert"
+        return (
+            "what answers there does not speak TLS: use the scheme without TLS, or the hub's setting tls.cert"
+        )
     if reason in _OUR_CERTIFICATE:
         return (
             "the hub does not accept our certificate: pass cert=FILE and cert_key=FILE (--cert, --cert-key),"
@@ -252,4 +250,3 @@ def dial_arguments(tls: ClientTls | RenewedContext | None, address: Address) -> 
 def _no_password() -> str:
     """Refuse to ask at the terminal: a client has none."""
     raise UsageError("the key is protected by a password: give one without")
-

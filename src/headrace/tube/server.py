@@ -67,8 +67,8 @@ def serve(
     ``admit`` is called for each connection before anything is read; ``False`` ends it there. On WebSocket, ``origins``
     lists the origins of web pages that may connect, or patterns for them (``None`` allows clients that send none, which
     all but browsers do); without it, all may. ``unfinished`` bounds the memory for messages that are not whole, of all
-    tubes of all servers that share it. With ``tls``, the connections are TLS. ``accept`` accepts connections of ``sock``
-    in the server's place.
+    tubes of all servers that share it. With ``tls``, the connections are TLS. ``accept`` accepts the connections of
+    ``sock`` in the server's place.
 
     Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from random import Random
-from typing import ClassVar, Final, Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, Unpack
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from headrace.client.fyrehose.tcp import FyrehoseTcp
 from headrace.client.fyrehose.timing import TCP_TIMING, RepairTiming
 from headrace.client.fyrehose.udp import FyrehoseUdp
 from headrace.client.stats import FyrehoseStats
+from headrace.client.tls import RenewedContext, TlsOptions, client_tls
 from headrace.config import Address
 from headrace.errors import LimitError, LostRangeError, UsageError
 from headrace.message import MAX_SEQUENCE, Batch, Message, Run
@@ -56,7 +57,7 @@ OnHollow: TypeAlias = Callable[[int], object]
 logger = logging.getLogger("headrace.client")
 
 
-class FyrehoseOptions(TypedDict, total=False):
+class FyrehoseOptions(TlsOptions, total=False):
     """The options of a :class:`FyrehoseClient`."""
 
     transport: FyrehoseCarrier
@@ -111,11 +112,13 @@ class FyrehoseClient(Client):
     ``translated``
         With ``True``, the client states 0.0.0.0:0 on UDP in place of its own address: for one behind an address
         translator, whose hub answers to where its datagrams come from.
+    ``ca``, ``cert``, ``cert_key``, ``pin``
+        Files for TLS, where the scheme says so: :class:`~headrace.client.tls.TlsOptions`.
     ``random``
         The source of randomness for delays.
     """
 
-    DOORS: ClassVar = {"fyrehose": "fyrehose", "fyrehose+udp": "fyrehose"}
+    DOORS: ClassVar = {"fyrehose": "fyrehose", "fyrehose+udp": "fyrehose", "fyrehose+tls": "fyrehose"}
 
     def __init__(
         self,
@@ -132,12 +135,15 @@ class FyrehoseClient(Client):
         journal: JournalBounds | None = None,
         translated: bool = False,
         random: Random | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
         if transport not in ("tcp", "udp"):
             raise UsageError(f"transport {transport!r}: expected 'tcp' or 'udp'")
         if from_seq is not None and not 0 <= from_seq <= MAX_SEQUENCE:
             raise UsageError(f"from_seq {from_seq}: expected 0 to {MAX_SEQUENCE}")
         stream = transport == "tcp"
+        if tls is not None and not stream:
+            raise UsageError("TLS needs TCP: leave transport out")
         carrier = FyrehoseTcp if stream else FyrehoseUdp
         timing = TCP_TIMING if stream else RepairTiming()
         random = random or Random()
@@ -153,7 +159,9 @@ class FyrehoseClient(Client):
             buffer_bytes=buffer_bytes,
             journal=None if stream else journal or JournalBounds(),
         )
-        dial = FyrehoseTcp.dial if stream else partial(FyrehoseUdp.dial, translated=translated)
+        dial = (
+            partial(FyrehoseTcp.dial, tls=tls) if stream else partial(FyrehoseUdp.dial, translated=translated)
+        )
         self._connection = FyrehoseConnection(hosts, dial, self._subscription, self.stats, random)
         self._failover = self._connection.failover
         super().__init__(self._failover, timeout)
@@ -174,7 +182,8 @@ class FyrehoseClient(Client):
         scheme, addresses = parse_url(url, hosts, cls.DOORS)
         if scheme == "fyrehose+udp" and options.setdefault("transport", "udp") != "udp":
             raise UsageError(f"{url!r} says udp and transport={options['transport']!r} says otherwise")
-        return cls(addresses, **options)
+        given: Any = options
+        return cls(addresses, tls=client_tls(scheme, given), **given)
 
     async def open(self) -> Self:
         """Connect, and subscribe; ``async with`` does it."""

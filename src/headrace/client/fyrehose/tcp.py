@@ -18,6 +18,7 @@ import numpy as np
 
 from headrace.client.fyrehose.subscription import HERE, Outgoing
 from headrace.client.tcp import TcpConnection
+from headrace.client.tls import RenewedContext
 from headrace.config import Address
 from headrace.message import Run
 from headrace.wire.fyrehose.stream import (
@@ -55,9 +56,11 @@ class FyrehoseTcp(TcpConnection, asyncio.BufferedProtocol):
         self._rest = 0
 
     @classmethod
-    async def dial(cls, address: Address, receiver: FyrehoseConnection) -> FyrehoseTcp:
+    async def dial(
+        cls, address: Address, receiver: FyrehoseConnection, *, tls: RenewedContext | None = None
+    ) -> FyrehoseTcp:
         """Connect; ``OSError`` if nobody listens there."""
-        return await cls(address, receiver).open()
+        return await cls(address, receiver).open(tls)
 
     def send(self, work: Sequence[Outgoing]) -> None:
         """Send KEEPALIVEs and REQUESTs, in one write."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 from headrace.client.base import Attributes, parse_url
 from headrace.client.identity import signer
@@ -35,6 +35,7 @@ from headrace.client.link.streams import (
     check_seq,
     check_time,
 )
+from headrace.client.tls import RenewedContext, TlsOptions, client_tls
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE
@@ -42,7 +43,7 @@ from headrace.wire.link import requests as ask
 from headrace.wire.link.message import Body, LinkMessage, body_of
 
 
-class LinkOptions(TypedDict, total=False):
+class LinkOptions(TlsOptions, total=False):
     """The options of a :class:`LinkClient`."""
 
     transport: Literal["tcp", "websocket"]
@@ -105,11 +106,13 @@ class LinkClient(StateRequests):
         Most bytes of a stream on their way or waiting here.
     ``client_id``, ``key``
         Credentials, for a hub whose ``auth.required`` is on.
+    ``ca``, ``cert``, ``cert_key``, ``pin``
+        Files for TLS, where the scheme says so: :class:`~headrace.client.tls.TlsOptions`.
     ``random``
         The source of randomness for delays.
     """
 
-    DOORS: ClassVar = {"tube": "tube_tcp", "ws": "tube_ws"}
+    DOORS: ClassVar = {"tube": "tube_tcp", "ws": "tube_ws", "tube+tls": "tube_tcp", "wss": "tube_ws"}
 
     def __init__(
         self,
@@ -123,6 +126,7 @@ class LinkClient(StateRequests):
         client_id: str | None = None,
         key: str | None = None,
         random: Random | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
         if not 1 <= credit <= ask.MAX_CREDIT:
             raise UsageError(f"credit {credit}: expected 1 to {ask.MAX_CREDIT}")
@@ -134,7 +138,7 @@ class LinkClient(StateRequests):
         scheme = "tube" if transport == "tcp" else "ws"
         random = random or Random()
         super().__init__(
-            LinkConnection(hosts, name, proof, reconnect_timeout, random, scheme), credit, timeout
+            LinkConnection(hosts, name, proof, reconnect_timeout, random, scheme, tls), credit, timeout
         )
         self._publishers: list[LinkPublisher] = []
         self._own: LinkPublisher | None = None
@@ -143,9 +147,10 @@ class LinkClient(StateRequests):
     def at(cls, url: str = "tube://", hosts: str | None = None, **options: Unpack[LinkOptions]) -> Self:
         """Make the client of a hub by its URL; see :func:`headrace.connect`."""
         scheme, addresses = parse_url(url, hosts, cls.DOORS)
-        if scheme == "ws" and options.setdefault("transport", "websocket") != "websocket":
+        if scheme in ("ws", "wss") and options.setdefault("transport", "websocket") != "websocket":
             raise UsageError(f"{url!r} is a WebSocket and transport={options['transport']!r} says otherwise")
-        return cls(addresses, **options)
+        given: Any = options
+        return cls(addresses, tls=client_tls(scheme, given), **given)
 
     async def close(self) -> None:
         """Disconnect; it may be called again. Unacknowledged publishes fail: see :meth:`flush`."""

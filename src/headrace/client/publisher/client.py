@@ -17,12 +17,13 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import ClassVar, Final, Self, TypedDict, Unpack, cast
+from typing import Any, ClassVar, Final, Self, Unpack, cast
 
 from headrace.client.base import Attributes, Client, Courtesy, Payload, Row, parse_url
 from headrace.client.reconnect import Failover
 from headrace.client.stats import PublisherStats
 from headrace.client.tcp import WRITE_BYTES, TcpConnection
+from headrace.client.tls import RenewedContext, TlsOptions, client_tls
 from headrace.config import Address
 from headrace.errors import MalformedError, UnreachableError, UsageError
 from headrace.message import Run
@@ -39,7 +40,7 @@ _PUBLISH_COST: Final = 1 << 10
 logger = logging.getLogger("headrace.client")
 
 
-class PublisherOptions(TypedDict, total=False):
+class PublisherOptions(TlsOptions, total=False):
     """The options of a :class:`PublisherClient`."""
 
     timeout: float
@@ -61,15 +62,23 @@ class PublisherClient(Client):
 
     ``timeout``
         Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
+    ``ca``, ``cert``, ``cert_key``, ``pin``
+        Files for TLS, where the scheme says so: :class:`~headrace.client.tls.TlsOptions`.
     ``random``
         The source of randomness for delays.
     """
 
-    DOORS: ClassVar = {"publisher": "publisher"}
+    DOORS: ClassVar = {"publisher": "publisher", "publisher+tls": "publisher"}
 
     def __init__(
-        self, hosts: Sequence[Address], *, timeout: float = 10.0, random: Random | None = None
+        self,
+        hosts: Sequence[Address],
+        *,
+        timeout: float = 10.0,
+        random: Random | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
+        self._tls = tls
         self.stats = PublisherStats()
         """Counts of what was published."""
         self._failover: Failover[PublisherConnection] = Failover(hosts, random or Random(), self._dial)
@@ -81,7 +90,9 @@ class PublisherClient(Client):
         cls, url: str = "publisher://", hosts: str | None = None, **options: Unpack[PublisherOptions]
     ) -> Self:
         """Make the client of a hub by its URL; see :func:`headrace.connect`."""
-        return cls(parse_url(url, hosts, cls.DOORS)[1], **options)
+        scheme, addresses = parse_url(url, hosts, cls.DOORS)
+        given: Any = options
+        return cls(addresses, tls=client_tls(scheme, given), **given)
 
     async def close(self) -> None:
         """Close the connection once the hub has read everything; it may be called again.
@@ -126,7 +137,7 @@ class PublisherClient(Client):
             await connection.flush()
 
     async def _dial(self, address: Address) -> PublisherConnection:
-        return await PublisherConnection(address, self._failover.lost).open()
+        return await PublisherConnection(address, self._failover.lost).open(self._tls)
 
 
 class PublisherConnection(TcpConnection, asyncio.Protocol):

@@ -25,7 +25,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from random import Random
-from typing import ClassVar, Final, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 from headrace.client.base import Client, parse_url
 from headrace.client.conditions import Condition, where
@@ -34,6 +34,7 @@ from headrace.client.reconnect import Failover
 from headrace.client.sdk.connection import Predicates, Pulse, SdkConnection
 from headrace.client.staleness import Staleness
 from headrace.client.stats import SdkStats
+from headrace.client.tls import RenewedContext, TlsOptions, client_tls
 from headrace.config import Address
 from headrace.errors import (
     ClosedError,
@@ -55,7 +56,7 @@ _BATCH: Final = 512
 logger = logging.getLogger("headrace.client")
 
 
-class SdkOptions(TypedDict, total=False):
+class SdkOptions(TlsOptions, total=False):
     """The options of an :class:`SdkClient`."""
 
     client_id: str | None
@@ -95,11 +96,13 @@ class SdkClient(Client):
         Seconds between heartbeats, and how many the hub has to answer one before the connection is replaced.
     ``buffer_bytes``
         How much may wait for a slow consumer; past it, it waits in the hub.
+    ``ca``, ``cert``, ``cert_key``, ``pin``
+        Files for TLS, where the scheme says so: :class:`~headrace.client.tls.TlsOptions`.
     ``random``
         The source of randomness for delays.
     """
 
-    DOORS: ClassVar = {"sdk": "sdk"}
+    DOORS: ClassVar = {"sdk": "sdk", "sdk+tls": "sdk"}
 
     def __init__(
         self,
@@ -113,7 +116,9 @@ class SdkClient(Client):
         heartbeat_timeout: float = 15.0,
         buffer_bytes: int = 8 << 20,
         random: Random | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
+        self._tls = tls
         if from_seq is not None and not 0 <= from_seq <= MAX_SEQUENCE + 1:
             raise UsageError(f"from_seq {from_seq}: expected 0 to {MAX_SEQUENCE + 1}")
         for name, seconds in (("heartbeat", heartbeat), ("heartbeat_timeout", heartbeat_timeout)):
@@ -138,7 +143,9 @@ class SdkClient(Client):
     @classmethod
     def at(cls, url: str = "sdk://", hosts: str | None = None, **options: Unpack[SdkOptions]) -> Self:
         """Make the client of a hub by its URL; see :func:`headrace.connect`."""
-        return cls(parse_url(url, hosts, cls.DOORS)[1], **options)
+        scheme, addresses = parse_url(url, hosts, cls.DOORS)
+        given: Any = options
+        return cls(addresses, tls=client_tls(scheme, given), **given)
 
     async def close(self) -> None:
         """Disconnect; it may be called again.
@@ -205,7 +212,7 @@ class SdkClient(Client):
             withdraws=self._identity.made_up,
         )
         try:
-            await connection.open()
+            await connection.open(self._tls)
             await connection.authenticate(self._identity.claim(self._last))
             if self._predicates is not None:
                 await connection.subscribe(self._predicates)

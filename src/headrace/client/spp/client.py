@@ -26,7 +26,6 @@ from typing import (
     Literal,
     Self,
     TypeAlias,
-    TypedDict,
     TypeVar,
     Unpack,
     cast,
@@ -39,6 +38,7 @@ from headrace.client.base import AsyncContext, Client, Courtesy, Payload, parse_
 from headrace.client.identity import Identity
 from headrace.client.spp.object_copy import NOTHING, CopyReader, Kind
 from headrace.client.spp.services import KnownServices, Waiter
+from headrace.client.tls import RenewedContext, TlsOptions, client_tls
 from headrace.config import Address
 from headrace.errors import ClosedError, UsageError
 from headrace.wire.spp import Offer, Publish, Subscribe, serialize
@@ -55,7 +55,7 @@ V = TypeVar("V")
 """A service's object, or a change to it: a ``dict`` for a ``json`` service, ``bytes`` for a ``last`` one."""
 
 
-class SppOptions(TypedDict, total=False):
+class SppOptions(TlsOptions, total=False):
     """The options of an :class:`SppClient`."""
 
     client_id: str | None
@@ -81,11 +81,13 @@ class SppClient(Client):
         Who this is, where the hub's ``auth.required`` is on.
     ``timeout``
         Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
+    ``ca``, ``cert``, ``cert_key``, ``pin``
+        Files for TLS, where the scheme says so: :class:`~headrace.client.tls.TlsOptions`.
     ``random``
         The source of randomness for delays.
     """
 
-    DOORS: ClassVar = {"spp": "spp"}
+    DOORS: ClassVar = {"spp": "spp", "spp+tls": "spp"}
 
     def __init__(
         self,
@@ -95,18 +97,21 @@ class SppClient(Client):
         key: str | None = None,
         timeout: float = 10.0,
         random: Random | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
         if (client_id is None) != (key is None):
             raise UsageError("client_id and key belong together")
         identity = None if client_id is None else Identity(client_id, key)
-        self._services = KnownServices(hosts, identity, random or Random())
+        self._services = KnownServices(hosts, identity, random or Random(), tls)
         super().__init__(self._services.failover, timeout)
         self._courtesy = Courtesy(_TURN_BYTES, _PUBLISH_COST)
 
     @classmethod
     def at(cls, url: str = "spp://", hosts: str | None = None, **options: Unpack[SppOptions]) -> Self:
         """Make the client of a hub by its URL; see :func:`headrace.connect`."""
-        return cls(parse_url(url, hosts, cls.DOORS)[1], **options)
+        scheme, addresses = parse_url(url, hosts, cls.DOORS)
+        given: Any = options
+        return cls(addresses, tls=client_tls(scheme, given), **given)
 
     async def close(self) -> None:
         """Close the connection once the hub has what was published; it may be called again.

@@ -26,6 +26,7 @@ from headrace.client.identity import Identity
 from headrace.client.reconnect import Failover
 from headrace.client.spp.connection import SppConnection
 from headrace.client.spp.object_copy import CopyReader, Kind, ObjectCopy
+from headrace.client.tls import RenewedContext
 from headrace.config import Address
 from headrace.errors import ClosedError, UsageError
 from headrace.wire.spp import ClientFrame, Info, Offer, Removed, ServerFrame, Subscribe, Unsubscribe
@@ -60,7 +61,14 @@ class Waiter:
 class KnownServices:
     """The services that the hub offers, and the copies that this client keeps of some."""
 
-    def __init__(self, hosts: Sequence[Address], identity: Identity | None, random: Random) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Address],
+        identity: Identity | None,
+        random: Random,
+        tls: RenewedContext | None = None,
+    ) -> None:
+        self._tls = tls
         self.failover: Failover[SppConnection] = Failover(hosts, random, self._dial, on_end=self._ended)
         self.iterations: WeakSet[Waiter] = WeakSet()
         """Iterations over what is offered."""
@@ -123,7 +131,7 @@ class KnownServices:
     async def _dial(self, address: Address) -> SppConnection:
         connection = self._connection = SppConnection(address, self)
         try:
-            await connection.open()
+            await connection.open(self._tls)
             if self._identity is not None:
                 await connection.authenticate(self._identity)
         except BaseException:

@@ -168,7 +168,7 @@ class Targets(Dialling[_Target]):
         addresses: Sequence[Address],
         link: type[_Target],
     ) -> None:
-        super().__init__(context, name, addresses)
+        super().__init__(context, name, addresses, "router" if link is ConnectorLink else "dispatcher")
         self.dispatcher = dispatcher
         self.node = node
         self._link = link

@@ -32,7 +32,9 @@ class ToDispatcher(Dialling["MatcherLink"]):
     def __init__(
         self, context: DoorContext, node: int, place: Callable[[], int], go_on: Callable[[], None]
     ) -> None:
-        super().__init__(context, "to_dispatcher", context.settings.matching.dispatchers, every=False)
+        super().__init__(
+            context, "to_dispatcher", context.settings.matching.dispatchers, "dispatcher", every=False
+        )
         self.node = node
         self.place = place
         """Returns the number up to which everything has been matched."""

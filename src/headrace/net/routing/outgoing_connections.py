@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from headrace.client.reconnect import DialPlan, keep_dialling
+from headrace.client.tls import dial_arguments
 from headrace.config import Address
 from headrace.net.server.connection import ConnectionGroup, DoorConnection
 from headrace.net.server.door import DoorContext
@@ -25,9 +26,11 @@ class Dialling(ConnectionGroup[S]):
     """Connections to addresses that settings name: to each of them, or to the first that answers."""
 
     def __init__(
-        self, context: DoorContext, name: str, addresses: Sequence[Address], *, every: bool = True
+        self, context: DoorContext, name: str, addresses: Sequence[Address], door: str, *, every: bool = True
     ) -> None:
+        """``door`` is what is dialled: with TLS, if this hub has TLS there itself."""
         super().__init__(context, name)
+        self._tls = context.entrance.tls.dials(door) if addresses else None
         self._lists = [[address] for address in addresses] if every else [list(addresses)]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -59,7 +62,9 @@ class Dialling(ConnectionGroup[S]):
 
     async def _dial(self, address: Address) -> S:
         loop = asyncio.get_running_loop()
-        _, stream = await loop.create_connection(lambda: self.connection(address), address.host, address.port)
+        _, stream = await loop.create_connection(
+            lambda: self.connection(address), address.host, address.port, **dial_arguments(self._tls, address)
+        )
         return stream
 
 

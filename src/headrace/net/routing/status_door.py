@@ -81,7 +81,7 @@ class ToMatchers(Dialling["MatcherPeer"]):
     """The other matchers, and which of them are heard."""
 
     def __init__(self, context: DoorContext, place: RingPosition, matchers: MatcherRing) -> None:
-        super().__init__(context, "to_matchers", context.settings.matching.peers)
+        super().__init__(context, "to_matchers", context.settings.matching.peers, "status")
         self.place = place
         self.silence = SilentMatchers(place.name, context.settings.limits.idle_seconds)
         self._matchers = matchers

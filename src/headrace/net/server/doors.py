@@ -44,7 +44,13 @@ class DoorOpener:
     async def backbone(self) -> None:
         """Open the fyrehose door."""
         if self._listen.fyrehose is not None and "fyrehose" in self._roles:
-            tcp, udp = self._binder.stream_and_datagrams("fyrehose", self._listen.fyrehose)
+            tcp: socket.socket
+            udp: socket.socket | None
+            if self._context.entrance.tls.accepts("fyrehose") is None:
+                tcp, udp = self._binder.stream_and_datagrams("fyrehose", self._listen.fyrehose)
+            else:
+                # Datagrams would go past TLS, for everybody to read.
+                tcp, udp = self._binder.stream("fyrehose", self._listen.fyrehose), None
             door = FyrehoseDoor(self._context, tcp, udp)
             self._add(door)
             await door.open()

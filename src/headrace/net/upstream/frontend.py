@@ -83,7 +83,7 @@ def upstream_of(settings: Settings) -> Upstream | None:
     urls = settings.node.upstream
     if not urls:
         return None
-    if urls[0].startswith("tube://"):
+    if urls[0].startswith("tube"):
         from headrace.net.upstream.over_link import TubeUpstream
 
         return TubeUpstream(settings)

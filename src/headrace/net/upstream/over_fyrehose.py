@@ -32,6 +32,7 @@ from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import begin, is_log
 from headrace.message import Batch, Run
+from headrace.net.server.tls import HubTls
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 
 logger = logging.getLogger("headrace")
@@ -41,7 +42,7 @@ MAX_LOST: Final = 1 << 20
 """The longest range that is filled in; a hub that lacks more has to start over."""
 LOST: Final = "lost/"
 
-_LONGEST: Final = {"fyrehose": 65_526, "fyrehose+udp": 65_504}
+_LONGEST: Final = {"fyrehose": 65_526, "fyrehose+tls": 65_526, "fyrehose+udp": 65_504}
 _ATTEMPT_SECONDS: Final = 10.0
 _FIRST_SECONDS: Final = 5.0
 """Seconds that a new copy waits for the oldest message that the upstream hub still has."""
@@ -58,6 +59,7 @@ class FyrehoseUpstream:
         self._settings = settings
         self._urls = settings.node.upstream
         self._scheme = self._urls[0].partition("://")[0]
+        self._tls = HubTls(settings).dials_url(self._urls[0])
         self._hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
         self._hub: Hub
         self._pushing: PushRelay
@@ -188,6 +190,7 @@ class FyrehoseUpstream:
             repair_timeout=repair_timeout,
             on_lost=self._lost.append,
             translated=self._settings.node.upstream_translated,
+            tls=self._tls,
         )
 
     async def _before_oldest(self, _first: Address) -> int:

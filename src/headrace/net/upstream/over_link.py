@@ -41,6 +41,7 @@ from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenNewes
 from headrace.log import Log
 from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
+from headrace.net.server.tls import HubTls
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet, received_operations
 from headrace.wire.link import requests as ask
@@ -70,7 +71,8 @@ class TubeUpstream:
         self._settings = settings
         self._urls = settings.node.upstream
         hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
-        self._dialer = LinkDialer(hosts, f"frontend {settings.node.name}", self._sign())
+        tls = HubTls(settings).dials_url(self._urls[0])
+        self._dialer = LinkDialer(hosts, f"frontend {settings.node.name}", self._sign(), tls=tls)
         self._plan = link_plan(hosts, Random())
         self._hub: Hub
         self._passing: PublishRelay
