@@ -79,7 +79,7 @@ class Root:
 class Front:
     """The hub that follows, with a wire in the test's hands."""
 
-    def __init__(self, directory: Path, root: Root, most: int = 1 << 20) -> None:
+    def __init__(self, directory: Path, root: Root, most: int = 1 << 20, name: str = "front") -> None:
         begin(directory, Snapshot(root.log.uuid, 0, 0, {}), sync=False)
         self.root = root
         self.log = Log.open(directory, fsync="never")
@@ -87,7 +87,7 @@ class Front:
         self.hub = Hub(self.log, 2, max_uncommitted=1 << 20, state=HubState(publishers))
         names = count()
         self.passing = PublishRelay(
-            self.hub, name=lambda: f"front{next(names)}", patience=10.0, most=most, now=0.0
+            self.hub, name=lambda: f"{name}{next(names)}", patience=10.0, most=most, now=0.0
         )
         self.hub.sequencer = self.passing
         self.publishing = IdempotentPublishing(self.hub, publishers)
@@ -239,6 +239,33 @@ def test_entries_are_taken_where_there_is_no_room_for_the_messages_beside_them(
     assert {name for name, told in front.told.items() if isinstance(told, Batch)} == {"e1", "e2"}
     assert front.told.keys() == {"m1", "e1", "e2", "m2", "e3"}
     assert front.hub.state.holds == {"e1": 1, "e2": 1}
+
+
+def test_entries_right_behind_messages_that_are_refused_are_taken(root: Root, front: Front) -> None:
+    front.submit("m1")
+    front.submit_group("e1")
+    front.submit("m2")
+    front.submit_group("e2")
+    front.hub.turn(1)
+    sent = list(front.passing.due())
+    assert len({request.publisher for request in sent}) == 2, "messages and entries are counted apart"
+    for request in sent:
+        # The disk is full: the hub that numbers takes entries only.
+        root.failing = not request.rows[0].is_entries
+        answers = root.take(request)
+        root.turn(1)
+        front.passing.answered(request, answers[0])
+    front.follow()
+    assert isinstance(front.told["m1"], StorageError)
+    assert isinstance(front.told["m2"], StorageError)
+    assert isinstance(front.told["e1"], Batch)
+    assert isinstance(front.told["e2"], Batch)
+    root.failing = False
+    front.submit("m3")
+    front.submit_group("e3")
+    front.round(2)
+    assert isinstance(front.told["m3"], Batch)
+    assert isinstance(front.told["e3"], Batch)
 
 
 def test_entries_alone_are_told_the_message_they_stand_after(root: Root, front: Front) -> None:
@@ -590,11 +617,7 @@ def test_whatever_breaks_nothing_acknowledged_is_lost_and_nothing_doubled(seed: 
     random = Random(seed)
     with tempfile.TemporaryDirectory() as directory:
         root = Root(Path(directory) / "root")
-        fronts = [Front(Path(directory) / f"front{n}", root) for n in range(2)]
-        names = [count(), count()]
-        for number, front in enumerate(fronts):
-            front.passing._make_name = lambda number=number: f"f{number}/{next(names[number])}"  # type: ignore[misc]
-            front.passing._name = front.passing._make_name()
+        fronts = [Front(Path(directory) / f"front{n}", root, name=f"f{n}/") for n in range(2)]
         under_way: list[list[tuple[RelayRequest, list[Published | HeadraceError]]]] = [[], []]
         acknowledged: dict[str, int] = {}
         positions: dict[str, int] = {}

@@ -9,7 +9,8 @@ When the connection is lost, every unanswered request is sent again over the nex
 same numbers, by which the other hub recognises repeats. What doors submit has no such number, so this hub numbers those
 requests itself, under a unique name that does not outlive the process; requests lost with the process were never
 acknowledged. A refused request leaves a gap in those numbers, so the requests sent after it are refused as well, and
-later ones go under a new name, from 0 on.
+later ones go under a new name, from 0 on. Requests of nothing but entries have a name and numbers of their own: a hub
+that is short of room refuses messages and still takes entries, those right behind the messages among them.
 
 Bounds: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience`` seconds;
 then everything is refused until there is one again. Only an answer restarts that wait, not a mere connection.
@@ -80,6 +81,34 @@ class RelayRequest:
         self.size = sum(map(_size, self.rows))
 
 
+class _OwnNumbers:
+    """The name and the numbers that this hub gives to requests which have none."""
+
+    def __init__(self, make_name: Callable[[], str]) -> None:
+        self._make_name = make_name
+        self._name, self._next = make_name(), 0
+
+    def give(self, request: RelayRequest) -> None:
+        """Number a request that is sent for the first time."""
+        request.publisher, request.number = self._name, self._next
+        request.follows = self._next > 0
+        self._next += 1
+
+    def take_back(self, request: RelayRequest) -> None:
+        """Number the next request as this one, if it was the last: it is not sent after all."""
+        if (request.publisher, request.number) == (self._name, self._next - 1):
+            self._next -= 1
+
+    def leave_gap(self, request: RelayRequest) -> None:
+        """Begin anew after a request that was refused: what follows it would be, too."""
+        if request.publisher == self._name:
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Use another name from now on."""
+        self._name, self._next = self._make_name(), 0
+
+
 class RelayBacklog:
     """The queue to another hub: publishers wait while it is too long; what waits in it too long is refused."""
 
@@ -130,8 +159,7 @@ class PublishRelay(RelayBacklog):
         super().__init__(hub, patience=patience, most=most, now=now)
         self.longest: int | None = None
         """The longest message that the upstream hub takes, once known."""
-        self._make_name = name
-        self._name, self._number = name(), 0
+        self._numbers, self._numbers_of_entries = _OwnNumbers(name), _OwnNumbers(name)
         self._unreachable = unreachable
         self._waiting: deque[RelayRequest] = deque()
         self._sent: dict[RelayRequest, None] = {}
@@ -258,9 +286,8 @@ class PublishRelay(RelayBacklog):
 
     def _send(self, request: RelayRequest) -> None:
         if not request.publisher:
-            request.publisher, request.number = self._name, self._number
-            request.follows = self._number > 0
-            self._number += 1
+            only_entries = all(batch.is_entries for batch in request.rows)
+            (self._numbers_of_entries if only_entries else self._numbers).give(request)
         if not request.sent:
             request.since = self._hub.log.head_op
         elif request.claim.retry is None:
@@ -277,8 +304,8 @@ class PublishRelay(RelayBacklog):
         del self._sent[request]
         self._under_way -= request.size
         if isinstance(result, HeadraceError):
-            if request.publisher == self._name:
-                self._name, self._number = self._make_name(), 0
+            for numbers in (self._numbers, self._numbers_of_entries):
+                numbers.leave_gap(request)
             self._end(request, result)
         else:
             self._after(result, request)
@@ -288,8 +315,8 @@ class PublishRelay(RelayBacklog):
         """Refuse a request that was just due and cannot be sent; its number goes to the next."""
         del self._sent[request]
         self._under_way -= request.size
-        if (request.publisher, request.number) == (self._name, self._number - 1):
-            self._number -= 1
+        for numbers in (self._numbers, self._numbers_of_entries):
+            numbers.take_back(request)
         self._end(request, error)
 
     def tick(self, now: float) -> None:
@@ -392,7 +419,8 @@ class PublishRelay(RelayBacklog):
         if self._connected:
             self._lost_at = None
         # Requests that were sent may be in the log all the same, so their numbers are used up.
-        self._name, self._number = self._make_name(), 0
+        self._numbers.begin_anew()
+        self._numbers_of_entries.begin_anew()
         self._sent.clear()
         self._waiting.clear()
         self._under_way = 0
