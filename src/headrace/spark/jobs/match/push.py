@@ -198,11 +198,11 @@ class Lifeline:
             self.address = address
             self.answers = None
             try:
-                self._dial()
+                answers = self._dial()
             except UnreachableError as error:
                 failures.append(error)
                 continue
-            if self.answers:
+            if answers:
                 return address
             self._drop()
             silent.append(address)
@@ -272,7 +272,8 @@ class Lifeline:
         if self._connection is None and not self._busy and not self._ended.is_set():
             self._dial()
 
-    def _dial(self) -> None:
+    def _dial(self) -> bool:
+        """Connect; return whether the dispatcher answers heartbeats."""
         connection = DispatcherConnection(self.address, self._patience, answers=self.answers is not False)
         try:
             connection.send(serialize(mark(self._place, NODE)))
@@ -285,6 +286,7 @@ class Lifeline:
             raise
         self.answers = connection.answers
         self._connection = connection
+        return connection.answers
 
     def _use(self, act: Callable[[DispatcherConnection], None]) -> None:
         """Use the connection, and drop it if it fails."""
