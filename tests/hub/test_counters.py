@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from headrace.hub import counters as counters_module
 from headrace.hub.counters import Counters
 
 
@@ -79,8 +80,25 @@ class TestRefuse:
         for _ in range(3000):
             counters.refuse("spp", "malformed", "10.0.0.1:5", "bad bytes")
         assert counters.get("refused", door="spp", reason="malformed") == 3000
-        assert len(caplog.messages) == 20 + 3
-        assert "3000 so far" in caplog.messages[-1]
+        shown = [int(message.split(" so far")[0].rpartition(" ")[2]) for message in caplog.messages]
+        assert shown == [1, 10, 100, 1000, 2000, 3000]
+
+    def test_a_flood_of_one_peer_hides_no_other(self, caplog: pytest.LogCaptureFixture) -> None:
+        counters = Counters()
+        for port in range(3000):
+            counters.refuse("spp", "malformed", f"10.0.0.1:{port}", "bad bytes")
+        caplog.clear()
+        counters.refuse("spp", "malformed", "10.0.0.2:5 (somebody)", "bad bytes")
+        assert len(caplog.messages) == 1
+
+    def test_a_flood_from_everywhere_is_hardly_logged_and_takes_little_memory(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        counters = Counters()
+        for number in range(10_000):
+            counters.refuse("spp", "malformed", f"10.0.{number >> 8}.{number & 255}:5", "bad bytes")
+        assert len(caplog.messages) == 20 + 10
+        assert len(counters._peers) == counters_module._PEERS
 
     def test_a_flood_of_one_kind_hides_no_other(self, caplog: pytest.LogCaptureFixture) -> None:
         counters = Counters()

@@ -1,5 +1,9 @@
 """All of the hub's counters; every refusal goes through :meth:`Counters.refuse`.
 
+Every refusal is counted, and few are logged: each peer has its own line for each reason, at its first refusal, then at
+the tenth, the hundredth, and every thousandth. So a peer that floods the hub can neither fill the disk nor hide what
+others did. A peer is told apart by its address: a port means nothing.
+
 A counter has a name and labels. ``/api/status`` shows them as nested JSON, ``/metrics`` as Prometheus series.
 """
 
@@ -14,7 +18,10 @@ logger = logging.getLogger("headrace")
 Labels = tuple[tuple[str, str], ...]
 
 _SHOWN_SINGLY = 20
-"""Refusals of one kind that are all logged; then every thousandth, so that a flood cannot fill the disk."""
+"""Events of one kind, or peers refused for one reason, that are all logged; then every thousandth."""
+
+_PEERS = 4096
+"""Peers and reasons that are remembered; the one that was remembered first is forgotten first."""
 
 
 class Counter:
@@ -29,11 +36,13 @@ class Counter:
 class Counters:
     """Named, labelled counts that only grow."""
 
-    __slots__ = ("_at_will", "_counters")
+    __slots__ = ("_at_will", "_counters", "_peers")
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, Labels], Counter] = {}
         self._at_will: defaultdict[str, int] = defaultdict(int)
+        self._peers: dict[tuple[str, str, str], int] = {}
+        """Refusals by door, reason and address."""
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Return the counter of ``name``; callers that count often keep it."""
@@ -52,8 +61,21 @@ class Counters:
         """Count and log a refusal of something that a peer sent."""
         counter = self.counter("refused", door=door, reason=reason)
         counter.value += 1
-        if _is_shown(counter.value):
+        if self._is_told(door, reason, peer):
             logger.warning("%s: refused %s (%s, %d so far): %s", door, peer, reason, counter.value, detail)
+
+    def _is_told(self, door: str, reason: str, peer: str) -> bool:
+        """Whether to log one more refusal of a peer for this reason."""
+        key = (door, reason, address_of(peer))
+        count = self._peers.get(key, 0) + 1
+        if count == 1:
+            if len(self._peers) >= _PEERS:
+                del self._peers[next(iter(self._peers))]
+            self._peers[key] = 1
+            # Even first refusals are too many to tell of if everybody is refused.
+            return self._is_logged(f"peers refused: {door}, {reason}", at_will=True)
+        self._peers[key] = count
+        return count in (10, 100) or count % 1000 == 0
 
     def failed(self, name: str) -> bool:
         """Count a failure that a peer may cause at will; return whether to log it."""
@@ -93,6 +115,16 @@ class Counters:
         for name, labels, value in self:
             groups[name]["/".join(labels.values())] = value
         return {name: group[""] if group.keys() == {""} else group for name, group in groups.items()}
+
+
+def address_of(peer: str) -> str:
+    """Return the address in a peer's name, which may have a port and who it is.
+
+    >>> [address_of(peer) for peer in ("10.0.0.1:4711 (a client)", "[::1]:80", "::1:5000", "message 7 for 'a'")]
+    ['10.0.0.1', '[::1]', '::1', "message 7 for 'a'"]
+    """
+    address, colon, port = peer.partition(" (")[0].rpartition(":")
+    return address if colon and port.isdecimal() else peer
 
 
 def _key(labels: Mapping[str, str]) -> Labels:
