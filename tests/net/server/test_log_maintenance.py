@@ -335,15 +335,15 @@ class TestSealing:
         loop = asyncio.get_running_loop()
         upkeep = make(hub, disk, "log.segment_seconds=0.3")
         publish(hub, b"old")
-        upkeep._rotate_by_age()
+        await upkeep._rotate_by_age()
         later = loop.time() + 0.4
         await until(lambda: loop.time() > later)
         hub.log.rotate()
         publish(hub, b"new")
-        upkeep._rotate_by_age()
+        await upkeep._rotate_by_age()
         assert (hub.log.segments[-1].first, hub.log.segments[-1].last) == (2, 2)  # it stays open
         await until(lambda: loop.time() > later + 0.4)
-        upkeep._rotate_by_age()
+        await upkeep._rotate_by_age()
         assert hub.log.segments[-1].first == 3
 
     async def test_by_bytes(self, tmp_path: Path, disk: ThreadPoolExecutor) -> None:

@@ -149,7 +149,7 @@ class LogMaintenance:
         """Seal everything committed now; return the number of new segments."""
         tail = self._log.segments[-1]
         if tail.last >= tail.first:
-            self._log.rotate()
+            await self._in_thread(self._log.rotate)
         count = 0
         while await self._seal_next():
             count += 1
@@ -194,7 +194,7 @@ class LogMaintenance:
             # A step of the clock is seen, and seen to end, even while nobody publishes.
             self._clock.now()
             try:
-                self._rotate_by_age()
+                await self._rotate_by_age()
                 while not self._too_busy_to_seal() and await self._seal_next():
                     # Between segments too: there may be no last one while messages come faster than they are sealed.
                     await self._trim()
@@ -271,7 +271,7 @@ class LogMaintenance:
             self._busy_at = now
         return now - self._busy_at < _CALM
 
-    def _rotate_by_age(self) -> None:
+    async def _rotate_by_age(self) -> None:
         tail = self._log.segments[-1]
         now = asyncio.get_running_loop().time()
         if tail.last < tail.first:
@@ -280,7 +280,7 @@ class LogMaintenance:
         if self._aging is None or self._aging[0] != tail.first_op:
             self._aging = tail.first_op, now
         elif now - self._aging[1] >= self._settings.segment_seconds:
-            self._log.rotate()
+            await self._in_thread(self._log.rotate)
 
     async def _seal_next(self) -> bool:
         async with self._sealing:
