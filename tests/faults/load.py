@@ -67,6 +67,7 @@ class Load:
         self._newest: dict[str, int] = {}
         self._consumed: set[int] = set()
         self._lives = 0
+        self._losses: dict[str, int] = {}
 
     async def start(self) -> None:
         """Begin to publish and to read."""
@@ -96,6 +97,13 @@ class Load:
             self._read_by(f"fyrehose at {node.node}", self._receive(node.fyrehose, before + 1))
         name = f"consumer/{self._lives}"
         self._reading[name] = asyncio.create_task(self._consume(name, self._nodes[-1].tube, before + 1))
+
+    def lost_memory(self, node: str) -> None:
+        """Expect nothing of a node but what it says from now on; the others have what it lost."""
+        self._losses[node] = self._losses.get(node, 0) + 1
+
+    def _called(self, node: str | None) -> str | None:
+        return node if node not in self._losses else f"{node} after loss {self._losses[node]}"
 
     async def progress(self, count: int = 3) -> None:
         """Wait until messages that are sent from now on are acknowledged."""
@@ -177,7 +185,7 @@ class Load:
             while not self._stopping:
                 payloads = self._payloads(name, count, self._random.choice((1, 1, 2, 20)))
                 count += len(payloads)
-                op = self.history.invoked(name, payloads)
+                op, called = self.history.invoked(name, payloads), self._called(node)
                 try:
                     answer = await publisher.publish(payloads, topic=f"faults/{name}")
                 except RefusedError as error:
@@ -185,7 +193,7 @@ class Load:
                 except HeadraceError as error:
                     self.history.failed(op, str(error))
                 else:
-                    self.history.acknowledged(op, answer.first, answer.last, node)
+                    self.history.acknowledged(op, answer.first, answer.last, called)
                     self.acknowledged += len(payloads)
                 await asyncio.sleep(self._random.choice((0.002, 0.01, 0.03)))
 
@@ -196,14 +204,14 @@ class Load:
             while not self._stopping:
                 count += 1
                 [payload] = self._payloads("post", count, 1)
-                op = self.history.invoked(f"post{count}", [payload])
+                op, called = self.history.invoked(f"post{count}", [payload]), self._called(node.node)
                 body = {"payload": payload.decode(), "topic": "faults/post"}
                 try:
                     url = f"http://{node.http}/api/messages"
                     async with session.post(url, json=body, headers={"X-Headrace": "1"}) as answer:
                         told = await answer.json()
                         if answer.status == 200:
-                            self.history.acknowledged(op, told["seq"], told["seq"], node.node)
+                            self.history.acknowledged(op, told["seq"], told["seq"], called)
                             self.acknowledged += 1
                         else:
                             self.history.failed(op, str(told))
@@ -249,11 +257,11 @@ class Load:
         """Ask where the head is."""
         async with _closing(await _link(node.tube)) as link:
             while not self._stopping:
-                since, life = len(self.history), self._lives
+                since, life, called = len(self.history), self._lives, self._called(node.node) or ""
                 with contextlib.suppress(HeadraceError):
                     extent = await link.head()
-                    if life == self._lives:
-                        self.history.told("watch", node.node, extent.head, since)
+                    if life == self._lives and called == self._called(node.node):
+                        self.history.told("watch", called, extent.head, since)
                 await asyncio.sleep(0.03)
 
     # Readers
@@ -279,8 +287,9 @@ class Load:
                     async with link.consumer(name, from_seq=first) as consumer:
                         async for message in consumer:
                             self.history.saw(name, message.seq, message.payload, whole=False)
-                            await consumer.ack(message)
+                            # If it is refused, it may be in the log all the same, and nothing comes again.
                             self._consumed.add(message.seq)
+                            await consumer.ack(message)
                 await asyncio.sleep(0.02)
 
 

@@ -129,7 +129,7 @@ class Machine:
         The process must have been killed, or the trace and the files would not be of one moment.
         """
         disk = Disk(*self._base)
-        disk.replay(self._trace.read_bytes() if self._trace.exists() else b"")
+        disk.replay(self.trace())
         found, _ = _files(self._under)
         left = disk.survivors(random)
         for path in found.keys() - left.keys():
@@ -140,6 +140,10 @@ class Machine:
                 Path(path).write_bytes(content)
         self._reboot(random)
         return disk.certain()
+
+    def trace(self) -> bytes:
+        """The trace of the present life so far."""
+        return self._trace.read_bytes() if self._trace.exists() else b""
 
     @property
     def _trace(self) -> Path:

@@ -112,7 +112,10 @@ class Ordeal:
         """Stop the nodes, and compare what is in their files with what was told."""
         for node in self.nodes:
             node.terminate()
-            assert [found for found in verify(node.data / "log") if isinstance(found, Problem)] == []
+            # An index of topics is made of the messages, not synced, and made again if it is wrong.
+            found = (each for each in verify(node.data / "log") if isinstance(each, Problem))
+            problems = [str(each) for each in found if not each.path.endswith(".topics")]
+            assert not problems, "\n".join(problems)
             log = Log.open(node.data / "log", read_only=True)
             try:
                 name = f"files of {node.directory.name}"
@@ -138,6 +141,9 @@ class Ordeal:
         """Cut a node's power, and start it again."""
         node = self.nodes[number]
         certain = await asyncio.to_thread(node.lose_power, self.random)
+        if not self.alone and self.fsync != "always":
+            # It recovers from the others. Until then it may be behind what it said before.
+            self.load.lost_memory(node.directory.name)
         node.machine.heal()
         await asyncio.to_thread(node.restart)
         if not self.alone or self.fsync == "always":

@@ -80,7 +80,7 @@ class Disk:
     def replay(self, trace: bytes) -> None:
         """Take in what a program did."""
         for record in records(trace):
-            self._take(record)
+            self.take(record)
 
     def certain(self) -> dict[str, bytes]:
         """The least that a power failure leaves: what was synced."""
@@ -93,7 +93,8 @@ class Disk:
         share = random.choice((0.0, 0.2, 0.5, 0.8, 1.0))
         return {path: _survivor(file, share, random) for path, file in sorted(names.items())}
 
-    def _take(self, record: Record) -> None:
+    def take(self, record: Record) -> None:
+        """Take in one thing that a program did."""
         file = self._inodes.get(record.inode)
         match record.kind:
             case "C":

@@ -82,7 +82,7 @@ def test_after_a_power_failure_the_log_opens_with_all_that_was_synced(tmp_path: 
     shutil.copytree(live, dead)
     log.close()
     for path in dead.glob("*.open"):
-        kept = safe.get(path.name, HEADER_BYTES)
+        kept = safe.get(path.name, 0)  # of a tail that is new since then, not even the header is sure
         data = bytearray(path.read_bytes())
         for at in range(kept, len(data), PAGE):
             if chance.random() < 0.4:

@@ -140,7 +140,12 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         try:
             segment, cut = _read_segment(path, found[op], litter, writable=writable, mark=mark)
         except DamagedError as damage:
-            raise _placed(damage, before) from None
+            if not _unsynced_tails(before, {later: found[later] for later in found if later >= op}, mark):
+                raise _placed(damage, before) from None
+            # Power failed after a rotation, before a sync: not even the header of the new tail is there.
+            torn = torn or TornEnd(0, 0, f"the tail from operation {op} on had not reached the disk")
+            litter += _tails(directory, found, op)
+            break
         if segment is None:
             continue
         unused = isinstance(segment, TailFile) and segment.empty and cut is None and op == max(found)
@@ -156,9 +161,7 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
         if before is not None and _never_synced(before, segment, mark) and (torn is not None or short):
             # Power failed before a sync: the old tail has lost some of its end, the new one nothing that was promised.
             torn = torn or TornEnd(0, 0, f"messages up to {segment.first - 1} had not reached the disk")
-            litter += [
-                directory / f"{later:016d}.open" for later in sorted(found, reverse=True) if later >= op
-            ]
+            litter += _tails(directory, found, op)
             break
         if torn is not None and before is not None:
             doubt = before.last + 1, segment.first - 1
@@ -179,6 +182,20 @@ def _never_synced(before: Segment, segment: Segment, mark: tuple[UUID, int] | No
     if mark is None or mark[0] != before.uuid or isinstance(segment, SealedSegment):
         return False
     return before.last_op >= mark[1]
+
+
+def _unsynced_tails(
+    before: Segment | None, files: dict[int, set[str]], mark: tuple[UUID, int] | None
+) -> bool:
+    """Whether these are tails after a segment, and nothing in any of them was ever known to be on the disk."""
+    if before is None or mark is None or mark[0] != before.uuid:
+        return False
+    return min(files) > mark[1] and all(kinds == {"open"} for kinds in files.values())
+
+
+def _tails(directory: Path, found: Collection[int], op: int) -> list[Path]:
+    """The tails from an operation on, the newest first."""
+    return [directory / f"{later:016d}.open" for later in sorted(found, reverse=True) if later >= op]
 
 
 def _placed(damage: DamagedError, before: Segment | None) -> DamagedError:

@@ -101,6 +101,8 @@ class Log:
             # Recovery has synced everything that is served from now on.
             self._watermark = begin(directory)
             self._mark(sync=True)
+            # Its name as well: without a watermark, everything would count as promised.
+            sync_directory(directory)
         elif lock is not None:
             forget(directory)
         self._dirty_directory = False

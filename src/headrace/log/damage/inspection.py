@@ -317,20 +317,18 @@ def _misnamed(inspected: InspectedSegment) -> None:
 
 def _ends_log(before: InspectedSegment, after: InspectedSegment, mark: tuple[UUID, int] | None) -> bool:
     """Whether a power failure took the end of a tail before it was synced: opening drops the tails after it."""
-    if (
-        mark is None
-        or before.uuid != mark[0]
-        or after.path.suffix != ".open"
-        or before.path.suffix != ".open"
-    ):
+    if mark is None or before.uuid != mark[0] or after.path.suffix != ".open" or before.last is None:
         return False
-    if before.last_op is None or before.last is None or before.last_op < mark[1]:
+    # Not even the header of the new tail has reached the disk.
+    headless = after.uuid is None and after.first_op > mark[1]
+    if not headless and (before.path.suffix != ".open" or before.last_op is None or before.last_op < mark[1]):
         return False
     torn = any(problem.mends for problem in before.problems)
-    if before.last_op + 1 < after.first_op and not torn and before.gap is None:
+    short = headless or (before.last_op is not None and before.last_op + 1 < after.first_op)
+    if short and not torn and before.gap is None:
         reason = "what follows had not reached the disk"
         before.gap = Problem(before.path, before.size, before.last + 1, None, reason, mends=True)
-    return torn or before.last_op + 1 < after.first_op
+    return torn or short
 
 
 def _settle(before: InspectedSegment, after: InspectedSegment) -> None:
