@@ -47,10 +47,13 @@ def publish(service: str, change: bytes) -> bytes:
     return packet(PUBLISH, string(service) + string(change))
 
 
-def auth(client_id: str, key: str, timestamp: str) -> bytes:
-    token = hmac.new(key.encode(), (client_id.lower() + timestamp).encode(), hashlib.sha256).hexdigest()
-    text = json.dumps({"client_id": client_id, "timestamp": timestamp, "token": token})
-    return packet(AUTH, string(text))
+def auth(client_id: str, key: str, timestamp: str, challenge: str | None = None) -> bytes:
+    signed = client_id.lower() + timestamp + ("" if challenge is None else f":{challenge}")
+    token = hmac.new(key.encode(), signed.encode(), hashlib.sha256).hexdigest()
+    members = {"client_id": client_id, "timestamp": timestamp, "token": token}
+    if challenge is not None:
+        members["challenge"] = challenge
+    return packet(AUTH, string(json.dumps(members)))
 
 
 def offer(service: str) -> Packet:

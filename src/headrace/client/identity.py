@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.errors import UsageError, WireError
+from headrace.errors import UnexpectedError, UsageError, WireError
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
-from headrace.wire.sdk.auth import Auth, parse_client_id, serialize_auth, sign
+from headrace.wire.sdk.auth import MAX_CHALLENGE, Auth, parse_client_id, serialize_auth, sign
 
 _NANO: Final = 1_000_000_000
 
@@ -30,20 +30,38 @@ class Identity:
             raise UsageError("the key is no text: expected UTF-8") from None
         self._last = 0
 
-    def claim(self, after: int | None = None) -> Auth:
-        """Make the claim for a new connection, which may resume after message ``after``."""
+    def claim(self, after: int | None = None, challenge: str | None = None) -> Auth:
+        """Make the claim for a new connection, which may resume after message ``after``.
+
+        What signs a ``challenge`` is good on the connection that was given it, and nowhere else.
+        """
         # Never the same time twice, even for two connections in one tick of the clock.
         self._last = max(self._last + 1, time.time_ns())
         timestamp = f"{self._last // _NANO}.{self._last % _NANO:09d}"
         # If authentication is off, any token will do.
-        token = "" if self._key is None else sign(self._key, self.client_id, timestamp)
-        return Auth(self.client_id, timestamp, token, after)
+        token = "" if self._key is None else sign(self._key, self.client_id, timestamp, challenge=challenge)
+        return Auth(self.client_id, timestamp, token, after, challenge)
+
+    def request(self) -> Auth:
+        """Make a claim that proves nothing: the hub answers with a challenge to sign."""
+        return Auth(self.client_id, "0", "")
+
+    def answer(self, challenge: str) -> Auth:
+        """Make the claim that signs a hub's challenge."""
+        if len(challenge) > MAX_CHALLENGE:
+            raise UnexpectedError("sdk", "challenge", len(challenge), f"at most {MAX_CHALLENGE} characters")
+        return self.claim(challenge=challenge)
 
 
-def signer(client_id: str, key: str) -> Callable[[], Mapping[str, Any]]:
-    """Return a function that makes the ``auth`` of each of the link's hellos."""
+def signer(client_id: str, key: str) -> Callable[[str | None], Mapping[str, Any]]:
+    """Return a function that makes the ``auth`` of a link's hello: it signs a challenge, or asks for one."""
     identity = Identity(client_id, key)
-    return lambda: msgspec.json.decode(serialize_auth(identity.claim()), type=dict[str, Any])
+
+    def sign_hello(challenge: str | None) -> Mapping[str, Any]:
+        claim = identity.request() if challenge is None else identity.answer(challenge)
+        return msgspec.json.decode(serialize_auth(claim), type=dict[str, Any])
+
+    return sign_hello
 
 
 def _id_bytes(text: str) -> bytes:

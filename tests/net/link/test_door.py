@@ -154,28 +154,58 @@ async def test_what_is_no_request_closes_the_tube(server: Server, peer: LinkPeer
     assert refused(server, "malformed") == 1
 
 
+CLIENT, KEY = "0011223344556677889900aa", "secret"
+AUTH_ON = ("auth.required=true", f"auth.clients.{CLIENT}={KEY}")
+
+
+async def challenge_of(peer: LinkPeer) -> str:
+    """Ask for something to sign, as a client does that has a key."""
+    told = await peer.ask(op="hello", id=1, version=2, auth={"client_id": CLIENT})
+    assert "error" not in told
+    return str(told["challenge"])
+
+
+def signed(challenge: str, key: str = KEY, client: str = CLIENT) -> dict[str, str]:
+    token = sign(key.encode(), bytes.fromhex(client), "1", challenge=challenge)
+    return {"client_id": client, "timestamp": "1", "token": token, "challenge": challenge}
+
+
 async def test_auth(start: Start) -> None:
-    client, key = "0011223344556677889900aa", "secret"
-    server = await start("auth.required=true", f"auth.clients.{client}={key}")
+    server = await start(*AUTH_ON)
+    async with link_peer(server, greet=False) as peer:
+        asked = await challenge_of(peer)
+        assert asked.startswith(f"{server.hub.log.uuid}/")
+        good = signed(asked)
+        assert (await peer.ask(op="hello", id=2, version=2, auth=good))["ok"] is True
     stamp = f"{time.time():.3f}"
-    good = {
-        "client_id": client,
+    unbound = {
+        "client_id": CLIENT,
         "timestamp": stamp,
-        "token": sign(key.encode(), bytes.fromhex(client), stamp),
+        "token": sign(KEY.encode(), bytes.fromhex(CLIENT), stamp),
     }
-    for auth in (None, {}, {**good, "token": "00"}, {**good, "client_id": "ff" * 12}):
+    wrong = {
+        "check the key": lambda asked: signed(asked, key="other"),
+        "check the client id": lambda asked: signed(asked, client="ff" * 12),
+        "sign the challenge": lambda asked: signed(asked[:-1]),
+        "that the hub gave this connection": lambda _: good,
+        "the challenge that": lambda _: unbound,
+        "a JSON object": lambda _: {},
+    }
+    for advice, make in wrong.items():
+        async with link_peer(server, greet=False) as peer:
+            told = await peer.ask(op="hello", id=2, version=2, auth=make(await challenge_of(peer)))
+            assert told["error"] == "auth"
+            assert advice in told["reason"]
+            assert await peer.gone()
+    for auth in (None, good):
         async with link_peer(server, greet=False) as peer:
             assert (await peer.ask(op="hello", id=1, version=2, auth=auth))["error"] == "auth"
             assert await peer.gone()
-    said = {"token": "check the key", "client_id": "check the client id"}
-    for member, advice in said.items():
-        async with link_peer(server, greet=False) as peer:
-            wrong = {**good, member: "ff" * (32 if member == "token" else 12)}
-            told = await peer.ask(op="hello", id=1, version=2, auth=wrong)
-            assert advice in told["reason"]
-    for code in (None, "auth"):  # a token is good once
-        async with link_peer(server, greet=False) as peer:
-            assert (await peer.ask(op="hello", id=1, version=2, auth=good)).get("error") == code
+
+
+async def test_where_nobody_is_asked_a_hello_with_a_key_is_answered_at_once(server: Server) -> None:
+    async with link_peer(server, greet=False) as peer:
+        assert (await peer.ask(op="hello", id=1, version=2, auth={"client_id": CLIENT}))["ok"] is True
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,16 @@ class TestAuth:
         assert await second.rest() == b"-command error\r\n"
         assert refused(scene.server, "repeated_token") == 1
 
+    async def test_nor_is_it_good_after_a_restart(self, tmp_path: Path) -> None:
+        wire, answers = signed(ALICE), []
+        sets = ("auth.required=true", f"auth.clients.{ALICE.hex()}=secret")
+        for _ in range(2):
+            async with running_hub(tmp_path / "again", *sets) as server:
+                with await SdkPeer.connect(server) as client:
+                    await client.send(wire)
+                    answers.append(await client.line())
+        assert answers == [b"+authsuccess\r\n", b"-command error\r\n"]
+
     async def test_a_heartbeat_may_come_before(self, scene: Scene) -> None:
         client = await scene.client()
         await client.send(HEARTBEAT)

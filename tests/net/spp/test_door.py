@@ -159,7 +159,7 @@ class TestStrangersMessages:
     async def test_one_may_be_long_before_auth_too(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)
         peer = await dial(server)
-        await peer.send(packet(33, bytes(1 << 20)) + auth(CLIENT, KEY, str(time.time())))
+        await peer.send(packet(33, bytes(1 << 20)) + auth(CLIENT, KEY, "1", await challenge_of(peer)))
         assert await peer.read(16) == ACCEPTED
         assert count(server, "ignored", door="spp") == 1
 
@@ -498,6 +498,14 @@ class TestLagging:
         assert refused(server, "stalled") == 0
 
 
+async def challenge_of(peer: SppPeer) -> str:
+    """Ask for something to sign, as a client does that has a key."""
+    await peer.send(auth(CLIENT, "", "1"))
+    msgtype, data = await peer.packet()
+    assert (msgtype, data[:4]) == (AUTH, integer(1))
+    return data[8:].decode()
+
+
 class TestAuth:
     async def test_accepted(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)
@@ -505,9 +513,9 @@ class TestAuth:
         peer = await dial(server)
         await peer.send(subscribe("a") + publish("b", b"1"))
         await until(lambda: count(server, "unauthenticated", door="spp") == 2)
-        await peer.send(
-            auth(CLIENT.upper(), KEY, str(time.time())) + subscribe("a") + publish("b", bytes(100_000))
-        )
+        asked = await challenge_of(peer)
+        assert asked.startswith(f"{server.hub.log.uuid}/")
+        await peer.send(auth(CLIENT.upper(), KEY, "1", asked) + subscribe("a") + publish("b", bytes(100_000)))
         assert await peer.read(16) == ACCEPTED
         assert await peer.packet() == offer("a")
         assert await peer.packet() == info("a", b"")
@@ -518,19 +526,20 @@ class TestAuth:
     @pytest.mark.parametrize(
         ("reason", "request_"),
         [
-            ("wrong_token", lambda: auth(CLIENT, "another key", str(time.time()))),
-            ("unknown_client", lambda: auth("ff" * 12, KEY, str(time.time()))),
-            ("stale_timestamp", lambda: auth(CLIENT, KEY, str(time.time() - 301))),
-            ("malformed", lambda: documented("Auth")),
-            ("malformed", lambda: packet(AUTH, string("no JSON"))),
+            ("wrong_token", lambda asked: auth(CLIENT, "another key", "1", asked)),
+            ("unknown_client", lambda asked: auth("ff" * 12, KEY, "1", asked)),
+            ("wrong_challenge", lambda asked: auth(CLIENT, KEY, "1", asked[:-1])),
+            ("wrong_challenge", lambda _: auth(CLIENT, KEY, str(time.time()))),
+            ("malformed", lambda _: documented("Auth")),
+            ("malformed", lambda _: packet(AUTH, string("no JSON"))),
         ],
     )
     async def test_refused(
-        self, start: Start, dial: Dial, reason: str, request_: Callable[[], bytes]
+        self, start: Start, dial: Dial, reason: str, request_: Callable[[str], bytes]
     ) -> None:
         server = await start(*AUTH_ON)
         peer = await dial(server)
-        await peer.send(request_())
+        await peer.send(request_(await challenge_of(peer)))
         assert await peer.rest() == REFUSED
         assert refused(server, reason) == 1
         await until(lambda: server.connections == 0)
@@ -581,13 +590,22 @@ class TestAuth:
 
     async def test_a_token_is_used_once(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)
-        proof = auth(CLIENT, KEY, str(time.time()))
-        first, second = await dial(server), await dial(server)
+        first, second, third = await dial(server), await dial(server), await dial(server)
+        proof = auth(CLIENT, KEY, "1", await challenge_of(first))
         await first.send(proof)
         assert await first.read(16) == ACCEPTED
-        await second.send(proof)
-        assert await second.rest() == REFUSED
-        assert refused(server, "repeated_token") == 1
+        await challenge_of(second)
+        for other in (second, third):
+            await other.send(proof)
+            assert await other.rest() == REFUSED
+        assert refused(server, "wrong_challenge") == 2
+
+    async def test_one_challenge_is_given_on_a_connection(self, start: Start, dial: Dial) -> None:
+        server = await start(*AUTH_ON)
+        peer = await dial(server)
+        await challenge_of(peer)
+        await peer.send(auth(CLIENT, "", "1"))
+        assert await peer.rest() == REFUSED
 
     async def test_long_packets_are_refused_before_it(self, start: Start, dial: Dial) -> None:
         server = await start(*AUTH_ON)

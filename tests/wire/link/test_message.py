@@ -71,6 +71,7 @@ GOLDEN = [
         "hello, of a version that is not spoken",
         {"id": 0, "error": "version", "reason": "too old", "versions": [2]},
     ),
+    Golden("link", "hello, answered with a challenge", {"id": 0, "ok": True, "challenge": "a/7"}),
     Golden(
         "link",
         "services, creating one",

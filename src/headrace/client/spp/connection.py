@@ -13,6 +13,7 @@ from headrace.client.identity import Identity
 from headrace.client.tcp import TcpConnection
 from headrace.config import Address
 from headrace.errors import RefusedError, WireError
+from headrace.wire.sdk.auth import Auth as Claim
 from headrace.wire.sdk.auth import serialize_auth
 from headrace.wire.spp import Auth, Authenticated, ClientDecoder, ClientFrame, Ignored, ServerFrame, serialize
 
@@ -29,7 +30,7 @@ class SppConnection(TcpConnection, asyncio.Protocol):
         """What is sent last."""
         self._services = services
         self._decoder = ClientDecoder()
-        self._answer: asyncio.Future[bool] | None = None
+        self._answer: asyncio.Future[Authenticated] | None = None
 
     def send(self, *frames: ClientFrame) -> None:
         """Send at once, or never."""
@@ -42,12 +43,18 @@ class SppConnection(TcpConnection, asyncio.Protocol):
 
     async def authenticate(self, identity: Identity) -> None:
         """Prove who this is; :class:`~headrace.errors.RefusedError` if the hub does not accept it."""
-        self._answer = self._loop.create_future()
-        self.send(Auth(serialize_auth(identity.claim())))
-        if not await self._answer:
+        answer = await self._claim(identity.request())
+        if answer.challenge:
+            answer = await self._claim(identity.answer(answer.challenge.decode(errors="replace")))
+        if not answer.accepted:
             client = identity.client_id.hex()
             reason = f"{self.address} does not accept client {client}: check its id, its key and this clock"
             raise RefusedError("auth", reason)
+
+    async def _claim(self, claim: Claim) -> Authenticated:
+        self._answer = self._loop.create_future()
+        self.send(Auth(serialize_auth(claim)))
+        return await self._answer
 
     def lose(self, reason: str) -> None:
         """Give the connection up, and report it."""
@@ -68,7 +75,7 @@ class SppConnection(TcpConnection, asyncio.Protocol):
     def _take(self, frame: ServerFrame | Ignored) -> None:
         if isinstance(frame, Authenticated):
             if self._answer is not None and not self._answer.done():
-                self._answer.set_result(frame.accepted)
+                self._answer.set_result(frame)
         # Taking a packet may close the connection over it.
         elif self.heard and not isinstance(frame, Ignored):
             self._services.received(self, frame)

@@ -1,25 +1,29 @@
 """Authentication, for every door.
 
-A client proves that it has its key by a token over its id and the time. The time must be within
-:data:`WINDOW_SECONDS` of the hub's, and a token is good once, so that an eavesdropper cannot replay it. Used tokens are
-remembered until they expire, whichever door they were used at.
+A client proves that it has its key by a token: an HMAC over its id, the time, and the hub's challenge where its
+protocol has room for one.
+
+- At the link and at SPP the hub gives each connection a challenge, which holds the hub's log and a random number. A
+  token is good on that connection alone: nowhere else, and never again.
+- The SDK's document leaves no room for a challenge. Its token is good once at this hub (:mod:`used_tokens
+  <headrace.hub.access.used_tokens>`), within :data:`WINDOW_SECONDS` of the hub's time.
+
+Failed attempts make the next ones wait (:mod:`login_attempts <headrace.hub.access.login_attempts>`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import hmac
 from collections.abc import Mapping
 from enum import StrEnum
-from heapq import heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.config import Secret
+from headrace.hub.access.login_attempts import LoginAttempts
+from headrace.hub.access.used_tokens import MAX_USED, UsedTokens
 from headrace.wire.sdk.auth import Auth, client_id_text, is_signed
 
 WINDOW_SECONDS: Final = 300.0
-
-MAX_USED: Final = 100_000
-"""Used tokens remembered per client. A client that makes more has to wait; others do not."""
 
 
 class Denied(StrEnum):
@@ -27,37 +31,84 @@ class Denied(StrEnum):
 
     UNKNOWN = "unknown_client"
     WRONG = "wrong_token"
+    UNBOUND = "wrong_challenge"
     STALE = "stale_timestamp"
     REPEATED = "repeated_token"
+    EARLIER = "signed_before_start"
     TOO_MANY = "too_many_tokens"
+    PAUSED = "too_many_failures"
 
 
 ADVICE: Final = {
     Denied.UNKNOWN: "check the client id: it is not among the hub's auth.clients",
     Denied.WRONG: "check the key (HEADRACE_KEY, keyFile): it is not the one that the hub has for this client id",
+    Denied.UNBOUND: "sign the challenge that the hub gave this connection",
     Denied.STALE: f"check the clocks: client and hub differ by more than {WINDOW_SECONDS:g} s",
     Denied.REPEATED: "a token is good once: sign another",
+    Denied.EARLIER: "sign another: the hub does not know which tokens were used before it was started",
     Denied.TOO_MANY: f"more than {MAX_USED:,} tokens in {WINDOW_SECONDS:g} s: wait",
+    Denied.PAUSED: "too many attempts have failed from this address: wait a minute, and check the key",
 }
 """Advice for the user, by reason."""
 
+_GUESSES: Final = frozenset({Denied.UNKNOWN, Denied.WRONG})
+"""Failures that may be attempts to guess."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of a claim: the id of the client that has proven it, if any; or why the claim is refused."""
+
+    client: str = ""
+    denied: Denied | None = None
+
 
 class Authentication:
-    """The clients' keys, and the tokens that have been used."""
+    """The clients' keys, the tokens that were used, and the attempts that failed.
 
-    def __init__(self, clients: Mapping[str, Secret], *, required: bool, allow_sha1: bool = False) -> None:
+    ``clients`` may be changed by its owner. Tokens signed at ``signed_after`` or earlier are refused.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Secret],
+        *,
+        required: bool,
+        useful: bool = False,
+        allow_sha1: bool = False,
+        used: UsedTokens | None = None,
+        signed_after: float = 0.0,
+    ) -> None:
         self.required = required
+        self.useful = required or useful
+        """Whether a client may do more once it has proven who it is."""
+        self.attempts = LoginAttempts()
         self._clients = clients
         self._allow_sha1 = allow_sha1
-        self._used: set[str] = set()
-        self._expiring: list[tuple[float, str, bytes]] = []
-        """A heap of used tokens by expiry, each with its client."""
-        self._counts: Counter[bytes] = Counter()
+        self._used = UsedTokens() if used is None else used
+        self._signed_after = signed_after
 
-    def judge(self, auth: Auth, now: float) -> Denied | None:
-        """Return why a client's identity is not accepted, or ``None``; ``now`` in seconds since 1970."""
+    def judge(self, auth: Auth, now: float, *, address: str = "", challenge: str | None = None) -> Verdict:
+        """Judge a client's claim; ``now`` in seconds since 1970, ``challenge`` what this connection was given, if any.
+
+        Where authentication is not required, a claim that is not proven is accepted and makes nobody of its client.
+        """
+        if not self.useful:
+            return Verdict()
+        client = client_id_text(auth.client_id)
+        if self.attempts.pause(client, address, now):
+            denied: Denied | None = Denied.PAUSED
+        else:
+            denied = self._examine(auth, now, challenge)
+        if denied is None:
+            self.attempts.succeeded(client, address)
+            return Verdict(client)
         if not self.required:
-            return None
+            return Verdict()
+        if denied in _GUESSES:
+            self.attempts.failed(client, address, now)
+        return Verdict(denied=denied)
+
+    def _examine(self, auth: Auth, now: float, challenge: str | None) -> Denied | None:
         key = self._clients.get(client_id_text(auth.client_id))
         # The same work for an unknown client: timing must not reveal which ids exist.
         signed = is_signed(auth, (key.reveal() if key else "unknown").encode(), allow_sha1=self._allow_sha1)
@@ -65,21 +116,20 @@ class Authentication:
             return Denied.UNKNOWN
         if not signed:
             return Denied.WRONG
-        if abs(now - auth.seconds) > WINDOW_SECONDS:
-            return Denied.STALE
-        return self._use(auth, now)
+        if challenge is not None:
+            given = (auth.challenge or "").encode(errors="replace")
+            return None if hmac.compare_digest(given, challenge.encode()) else Denied.UNBOUND
+        # What was signed for a connection is good on that one alone.
+        return Denied.UNBOUND if auth.challenge is not None else self._use(auth, now)
 
     def _use(self, auth: Auth, now: float) -> Denied | None:
-        while self._expiring and self._expiring[0][0] < now:
-            _, expired, client = heappop(self._expiring)
-            self._used.discard(expired)
-            self._counts[client] -= 1
-        token = auth.token.lower()
-        if token in self._used:
+        if abs(now - auth.seconds) > WINDOW_SECONDS:
+            return Denied.STALE
+        if auth.seconds <= self._signed_after:
+            return Denied.EARLIER
+        if self._used.is_used(auth.client_id, auth.token, now):
             return Denied.REPEATED
-        if self._counts[auth.client_id] >= MAX_USED:
+        if self._used.is_full(auth.client_id):
             return Denied.TOO_MANY
-        self._used.add(token)
-        self._counts[auth.client_id] += 1
-        heappush(self._expiring, (auth.seconds + WINDOW_SECONDS, token, auth.client_id))
+        self._used.use(auth.client_id, auth.token, auth.seconds + WINDOW_SECONDS)
         return None

@@ -1,8 +1,9 @@
 """A client's identity: the auth JSON of the SDK (and of SPP's AUTH), and the token in it.
 
-``{"client_id": 24 hex digits, "timestamp": …, "token": …, "after": …}``. The token is an HMAC over the client id
-in lower case and the timestamp's text. A timestamp may come as a string or as a number; either way its text is
-kept exactly as it came, since ``1700000000.50`` and ``1700000000.5`` are one time and two tokens.
+``{"client_id": 24 hex digits, "timestamp": …, "token": …, "after": …, "challenge": …}``. The token is an HMAC over the
+client id in lower case and the timestamp's text, and, after a colon, the challenge if there is one. A timestamp may
+come as a string or as a number; either way its text is kept exactly as it came, since ``1700000000.50`` and
+``1700000000.5`` are one time and two tokens.
 
 Whether a timestamp is recent, a token was used before or a key is known is decided where the clock and the keys are.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hmac
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -22,6 +23,9 @@ from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 from headrace.wire.typed_json import decode_json
 
 Digest: TypeAlias = Literal["sha256", "sha1"]
+
+MAX_CHALLENGE: Final = 256
+"""Characters of a challenge."""
 
 _CLIENT_ID = re.compile(rf"[0-9A-Fa-f]{{{2 * CLIENT_ID_BYTES}}}")
 
@@ -37,6 +41,8 @@ class Auth:
     timestamp: str
     token: str
     after: int | None = None
+    challenge: str | None = None
+    """What the hub gave this connection to sign, where its protocol has room for that: the link and SPP."""
 
     @property
     def seconds(self) -> float:
@@ -57,7 +63,9 @@ def parse_auth(json: bytes) -> Auth:
         text = decode_json(_TEXT, timestamp, "sdk", "timestamp", "a string or a number")
     else:
         text = timestamp.decode(errors="replace")
-    return Auth(parse_client_id(members.client_id), _decimal(text), members.token, members.after)
+    return Auth(
+        parse_client_id(members.client_id), _decimal(text), members.token, members.after, members.challenge
+    )
 
 
 def serialize_auth(auth: Auth) -> bytes:
@@ -71,6 +79,8 @@ def serialize_auth(auth: Auth) -> bytes:
         if not 0 <= auth.after <= MAX_SEQUENCE:
             raise LimitError("sdk", "after", auth.after, MAX_SEQUENCE)
         members["after"] = auth.after
+    if auth.challenge is not None:
+        members["challenge"] = auth.challenge
     try:
         return msgspec.json.encode(members)
     except UnicodeEncodeError:
@@ -91,21 +101,26 @@ def client_id_text(client_id: bytes) -> str:
     return client_id.hex()
 
 
-def sign(key: bytes, client_id: bytes, timestamp: str, digest: Digest = "sha256") -> str:
+def sign(
+    key: bytes, client_id: bytes, timestamp: str, digest: Digest = "sha256", challenge: str | None = None
+) -> str:
     """The token of a client that has this key, at this time, as hex digits.
 
     >>> sign(b"secret", bytes(12), "1700000000")[:16]
     '85691522df75fd61'
     """
     signed = client_id_text(client_id) + _decimal(timestamp)
-    return hmac.new(key, signed.encode(), digest).hexdigest()
+    if challenge is not None:
+        # No timestamp has a colon: what is signed with a challenge is never a token without one.
+        signed += f":{challenge}"
+    return hmac.new(key, signed.encode(errors="replace"), digest).hexdigest()
 
 
 def is_signed(auth: Auth, key: bytes, *, allow_sha1: bool = False) -> bool:
     """Whether an auth's token was made with this key; the comparison takes the same time for any token."""
     given = auth.token.lower().encode(errors="replace")
     digests: tuple[Digest, ...] = ("sha256", "sha1") if allow_sha1 else ("sha256",)
-    made = [sign(key, auth.client_id, auth.timestamp, digest).encode() for digest in digests]
+    made = [sign(key, auth.client_id, auth.timestamp, digest, auth.challenge).encode() for digest in digests]
     return any(hmac.compare_digest(given, token) for token in made)
 
 
@@ -122,6 +137,7 @@ class _Members(msgspec.Struct):
     timestamp: msgspec.Raw
     token: str
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] | None = None
+    challenge: Annotated[str, msgspec.Meta(max_length=MAX_CHALLENGE)] | None = None
 
 
 _MEMBERS = msgspec.json.Decoder(_Members)
