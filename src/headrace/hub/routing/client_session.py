@@ -15,8 +15,8 @@ The seam between the two is exact:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from headrace.hub.cursor import NOWHERE, Cursor
 from headrace.hub.routing.subscriptions import Fields
@@ -25,6 +25,10 @@ from headrace.message import MAX_SEQUENCE, Batch
 NOTHING: Final = MAX_SEQUENCE
 """The sequence number of a mark that withdraws a matcher's earlier marks on this connection: a number that no log
 reaches. A mark of 0 says that everything is still to come."""
+
+
+ReadableRows: TypeAlias = Callable[[Batch, list[int]], list[int]]
+"""Returns those of some rows of a batch that a client may read."""
 
 
 class FoundRows(NamedTuple):
@@ -139,12 +143,24 @@ class ClientSession:
     """One connected client; made by :meth:`~headrace.hub.routing.connector.Connector.join`."""
 
     __slots__ = (
-        "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "place", "placed", "says", "wants"
+        "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "place", "placed", "reads", "says",
+        "wants",
     )  # fmt: skip
 
-    def __init__(self, client: bytes, outlet: ClientOutlet, *, after: int | None, guest: bool) -> None:
+    def __init__(
+        self,
+        client: bytes,
+        outlet: ClientOutlet,
+        *,
+        after: int | None,
+        guest: bool,
+        reads: ReadableRows | None = None,
+    ) -> None:
         self.client = client
         self.outlet = outlet
+        self.reads = reads
+        """Selects what the client may read, if not everything: then it is fed from the log alone, which has the
+        topics."""
         self.guest = guest
         """Whether the id is only this connection's."""
         self.after = after
@@ -204,7 +220,12 @@ class ClientSession:
     def catch_on(self) -> bool:
         """Go live if the path brings everything from the cursor on."""
         path = self.path
-        if path is None or self.cursor is None or self.cursor < max(path.begins, self.floor + 1):
+        if (
+            self.reads is not None
+            or path is None
+            or self.cursor is None
+            or self.cursor < max(path.begins, self.floor + 1)
+        ):
             return False
         self.last = self.cursor - 1
         self.cursor = None

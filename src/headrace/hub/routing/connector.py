@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace.errors import LimitError, StorageError
-from headrace.hub.routing.client_session import ClientOutlet, ClientSession, MatcherPath, PushSource
+from headrace.hub.routing.client_session import (
+    ClientOutlet,
+    ClientSession,
+    MatcherPath,
+    PushSource,
+    ReadableRows,
+)
 from headrace.hub.routing.session_feed import Read, SessionFeed
 from headrace.hub.routing.subscriptions import (
     Fields,
@@ -76,11 +82,21 @@ class Connector:
         subscriptions.observers.append(self._follow)
 
     def join(
-        self, client: bytes, outlet: ClientOutlet, *, after: int | None = None, guest: bool = False
+        self,
+        client: bytes,
+        outlet: ClientOutlet,
+        *,
+        after: int | None = None,
+        guest: bool = False,
+        reads: ReadableRows | None = None,
     ) -> ClientSession:
-        """Begin the session of a client that has connected; a subscription it has goes on."""
+        """Begin the session of a client that has connected; a subscription it has goes on.
+
+        One that may read part of the messages gets what ``reads`` selects.
+        """
         older = self.sessions.pop(client, None)
-        session = self.sessions[client] = ClientSession(client, outlet, after=after, guest=guest)
+        session = ClientSession(client, outlet, after=after, guest=guest, reads=reads)
+        self.sessions[client] = session
         if older is not None:
             self._forget(older)
             older.outlet.part("replaced", f"client {client.hex()} has connected again")

@@ -104,6 +104,12 @@ class SessionFeed:
             if seq is not None and seq <= session.last:
                 self._repeats.value += 1
                 continue
+            if session.reads is not None:
+                # Only the log says what the message is about.
+                if seq is None:
+                    detail = "the client may read part of the topics"
+                    self._hub.counters.report_foreign("undeliverable", msg_id, detail, door="sdk")
+                continue
             fed = session.live and source.vouches_for(session.path)
             if seq is not None and (session.wants or relying) and not fed:
                 continue  # Its own path or the log brings it, if the client wants it.
@@ -206,6 +212,8 @@ class SessionFeed:
     def _feed(self, session: ClientSession, batch: Batch, rows: list[int]) -> bool:
         """Send a session its messages of a batch from the log; ``False`` if there is no room for all."""
         fresh = [row for row in rows if batch.first + row > session.last]
+        if fresh and session.reads is not None:
+            fresh = session.reads(batch, fresh)
         if fresh:
             session.cursor = None
             self._push(session, batch, fresh)

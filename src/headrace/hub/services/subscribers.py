@@ -19,7 +19,7 @@ Nothing here knows a socket: a :class:`ServiceClient` takes bytes, and its owner
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -52,6 +52,10 @@ _BLOCKS: Final = 256
 """Blocks of offers kept encoded, each from another position: enough for 100,000 services."""
 
 
+SeenServices: TypeAlias = Callable[[Sequence[str]], list[bool]]
+"""Tells which of some services, named by their ids, a session is shown."""
+
+
 class ServiceClient(Protocol):
     """Where a session's packets go: its client's connection."""
 
@@ -68,10 +72,16 @@ class ServiceClient(Protocol):
 class ServiceSession:
     """One client that is offered services; :meth:`ServiceSubscribers.join` makes one."""
 
-    __slots__ = ("_audience", "_held", "_offered", "_removals", "behind", "outlet", "paused", "subscriptions")
+    __slots__ = (
+        "_audience", "_held", "_offered", "_removals", "behind", "outlet", "paused", "sees", "subscriptions"
+    )  # fmt: skip
 
-    def __init__(self, audience: ServiceSubscribers, outlet: ServiceClient) -> None:
+    def __init__(
+        self, audience: ServiceSubscribers, outlet: ServiceClient, sees: SeenServices | None = None
+    ) -> None:
         self.outlet = outlet
+        self.sees = sees
+        """Tells which services it is shown, if not all."""
         self.paused = False
         self.subscriptions: dict[str, Service] = {}
         """The service under each subscribed id, removed ones included."""
@@ -132,9 +142,10 @@ class ServiceSession:
                     del self._removals[service_id]
                 self.outlet.send(b"".join(spp.serialize(spp.Removed(service_id)) for service_id in gone))
                 budget -= len(gone)
-            elif (offers := self._audience.offers(self._offered)) is not None:
+            elif (offers := self._audience.offers(self._offered, self.sees)) is not None:
                 self._offered = offers.upto
-                self.outlet.send(offers.packets)
+                if offers.packets:
+                    self.outlet.send(offers.packets)
                 budget -= offers.amount
             elif self.behind:
                 self._pay_object(next(iter(self.behind)))
@@ -160,7 +171,7 @@ class ServiceSession:
 
     def withdraw(self, service: Service) -> None:
         """Owe the removal of a service, if its offer was sent."""
-        if service.created <= self._offered:
+        if service.created <= self._offered and (self.sees is None or self.sees([service.id])[0]):
             self._removals[service.id] = None
 
     def move(self, old: Service, new: Service) -> None:
@@ -248,9 +259,12 @@ class ServiceSubscribers:
         self._news = False
         services.observer = self._follow
 
-    def join(self, outlet: ServiceClient) -> ServiceSession:
-        """Make a session; it is owed the offer of every service, which :meth:`ServiceSession.pay` sends."""
-        session = ServiceSession(self, outlet)
+    def join(self, outlet: ServiceClient, sees: SeenServices | None = None) -> ServiceSession:
+        """Make a session; it is owed the offer of every service, which :meth:`ServiceSession.pay` sends.
+
+        One that ``sees`` some services only is offered those.
+        """
+        session = ServiceSession(self, outlet, sees)
         self.sessions[session] = None
         return session
 
@@ -276,8 +290,10 @@ class ServiceSubscribers:
         if not channel.subscribers:
             del self._channels[service]
 
-    def offers(self, after: int) -> Offers | None:
+    def offers(self, after: int, sees: SeenServices | None = None) -> Offers | None:
         """Return some offers of services created after ``after``; ``None`` if there are none."""
+        if sees is not None:
+            return self._some_offers(after, sees)
         offers = self._offers.get(after)
         if offers is None:
             services = self.services.after(after, SLICE)
@@ -288,6 +304,16 @@ class ServiceSubscribers:
             packets = b"".join(spp.serialize(spp.Offer(service.id)) for service in services)
             offers = self._offers[after] = Offers(packets, services[-1].created, len(services))
         return offers
+
+    def _some_offers(self, after: int, sees: SeenServices) -> Offers | None:
+        """Return the offers of those of the next services that a session is shown; there may be none."""
+        services = self.services.after(after, SLICE)
+        if not services:
+            return None
+        ids = [service.id for service in services]
+        seen = [name for name, shown in zip(ids, sees(ids), strict=True) if shown]
+        packets = b"".join(spp.serialize(spp.Offer(name)) for name in seen)
+        return Offers(packets, services[-1].created, len(services))
 
     def _follow(self, event: ServiceEvent) -> None:
         match event:

@@ -17,8 +17,8 @@ from functools import lru_cache, partial
 from typing import Final
 
 from headrace.errors import HeadraceError
-from headrace.hub.access.hollow import readable_run
 from headrace.hub.access.principal import EVERYTHING, Action, Principal
+from headrace.hub.access.readable import readable_run
 from headrace.hub.backbone.rules import Backbone, Refused, ServeRange, Unserved
 from headrace.hub.cursor import (
     NOWHERE,

@@ -29,8 +29,8 @@ from headrace.client.udp_offload import (
     segment_size,
 )
 from headrace.errors import StorageError
-from headrace.hub.access.hollow import readable_run
 from headrace.hub.access.principal import Action, Principal
+from headrace.hub.access.readable import readable_run
 from headrace.hub.backbone.rules import (
     Acknowledge,
     Backbone,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from time import time
 
 from headrace.config import Address, PeerAddress
+from headrace.hub.access.principal import Action
 from headrace.hub.routing.dispatcher import Dispatcher
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
 from headrace.net.routing.push_stream import JoiningStream
@@ -29,6 +30,8 @@ from headrace.wire.attribute.push_parts import HeartbeatJoiner
 
 class DispatcherDoor(TcpDoor["DispatcherStream"]):
     """The door, open on a TCP socket."""
+
+    needs = Action.ADMIN
 
     def __init__(
         self, context: DoorContext, routing: Routing, dispatcher: Dispatcher, listening: socket.socket

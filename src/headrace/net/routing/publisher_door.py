@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from headrace.hub.access.principal import Action
 from headrace.message import Batch, column_type, envelope_rows
 from headrace.net.server.connection import DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
@@ -43,6 +44,9 @@ class PublisherStream(DoorConnection[PublisherDoor]):
 
     def take(self, frame: Publishes) -> None:
         """Submit a run of messages."""
+        if not (self.principal.publishes_everything or self.may(Action.PUBLISH)):
+            self.refuse("forbidden", f"{self.principal.name} may not publish without a topic")
+            return
         columns = columns_of(frame.attributes)
         batch = Batch(frame.payloads, origin=ORIGIN, publisher=self.name, columns=columns)
         self.account.receive(0, len(batch), self.heard)

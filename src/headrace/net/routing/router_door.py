@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from time import time
 
+from headrace.hub.access.principal import Action
 from headrace.hub.routing.client_session import PushSource
 from headrace.net.routing.push_stream import JoiningStream
 from headrace.net.routing.roles import Routing
@@ -27,6 +28,8 @@ from headrace.wire.attribute.messages import (
 
 class RouterDoor(TcpDoor["RouterStream"]):
     """The door, open on a TCP socket."""
+
+    needs = Action.ADMIN
 
     def __init__(self, context: DoorContext, routing: Routing, listening: socket.socket) -> None:
         super().__init__(context, "router", listening)

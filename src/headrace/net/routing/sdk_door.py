@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from time import time
 from typing import Final
 
-from headrace.hub.routing.client_session import ClientSession
+from headrace.hub.access.principal import Action
+from headrace.hub.access.readable import readable_rows
+from headrace.hub.routing.client_session import ClientSession, ReadableRows
 from headrace.hub.routing.connector import Connector
 from headrace.net.server.connection import DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
@@ -59,28 +62,50 @@ class SdkStream(DoorConnection[SdkDoor]):
         self._session: ClientSession | None = None
         self._retrying = False
 
+    def opened(self) -> None:
+        """Ask nothing of a client whose certificate tells who it is."""
+        required = self.door.context.authentication.required and not self.principal.known
+        self._machine = new_session(auth_required=required)
+
     def take(self, frame: Command) -> None:
         """Do what a client commands."""
         if isinstance(frame, Auth) and self._machine.allows(SdkEvent.AUTH):
-            _, denied = self.door.context.authentication.judge(frame, time(), address=self.endpoint[0])
+            context = self.door.context
+            client, denied = context.authentication.judge(frame, time(), address=self.endpoint[0])
             if denied is not None:
                 self.refuse(denied, f"client {client_id_text(frame.client_id)}")
                 return
+            if client and (principal := context.access.principals.of_client_id(client)) is not None:
+                self.identified(principal)
+            owner = context.access.principals.of_client_id(client_id_text(frame.client_id))
+            if not (owner in (None, self.principal) or self.principal.may_do_everything):
+                self.refuse("forbidden", f"client {client_id_text(frame.client_id)} is {owner}'s")
+                return
         self._machine.step(event_of(frame))
+        if isinstance(frame, Auth | Subscribe) and not self.may_any(Action.READ):
+            self.refuse("forbidden", f"{self.principal.name} may not read")
+            return
         match frame:
             case Auth():
                 self.name = client_id_text(frame.client_id)
                 # The reply precedes the first push.
                 self.send(serialize(AuthSuccess()))
-                self._session = self.door.connector.join(frame.client_id, self, after=frame.after)
+                self._session = self.door.connector.join(
+                    frame.client_id, self, after=frame.after, reads=self._reads
+                )
             case Heartbeat():
                 self.send(serialize(HeartbeatReply()))
             case Subscribe(predicates):
                 if self._session is None:
                     guest = os.urandom(CLIENT_ID_BYTES)
                     self.is_called(guest.hex())
-                    self._session = self.door.connector.join(guest, self, guest=True)
+                    self._session = self.door.connector.join(guest, self, guest=True, reads=self._reads)
                 self.door.connector.subscribe(self._session, predicates)
+
+    @property
+    def _reads(self) -> ReadableRows | None:
+        """What the client may read, if not everything."""
+        return None if self.principal.reads_everything else partial(readable_rows, self.principal)
 
     def drained(self) -> None:
         """The client has room again."""

@@ -14,6 +14,7 @@ from functools import partial
 
 from headrace.config import Address
 from headrace.errors import StorageError
+from headrace.hub.access.principal import Action
 from headrace.hub.routing.matcher_ring import MatcherRing, SilentMatchers, leave
 from headrace.hub.routing.roles import role_name
 from headrace.matching import Ring
@@ -47,6 +48,8 @@ class RingPosition:
 
 class StatusDoor(TcpDoor["StatusStream"]):
     """The door, open on a TCP socket."""
+
+    needs = Action.ADMIN
 
     def __init__(self, context: DoorContext, place: RingPosition, listening: socket.socket) -> None:
         super().__init__(context, "status", listening)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 from headrace.client.tls import RenewedContext
 from headrace.errors import StorageError, WireError
 from headrace.hub.access.accounts import UNLIMITED, Account, Resource
+from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import EVERYTHING, Action, Principal
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
@@ -123,6 +124,8 @@ class TcpDoor(ConnectionGroup[S]):
 
     has_login: ClassVar[bool] = False
     """Whether its protocol lets a peer prove who it is; elsewhere an unknown one is refused at once."""
+    needs: ClassVar[Action | None] = None
+    """What every peer of the door must be allowed to do."""
 
     def __init__(
         self,
@@ -200,6 +203,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """All names in it."""
         self.principal = OWN
         """Who the peer is."""
+        self.number = next(CONNECTION_NUMBERS)
+        self._received = 0
         self.account = OWN_ACCOUNT
         """What the peer has, over all its connections."""
         self._over_rate = False
@@ -299,6 +304,11 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.refuse("connections", detail)
             return
         self.account = account
+        needed = getattr(self.door, "needs", None)
+        if needed is not None and not self.may(needed):
+            self.door.release(self.endpoint[0])
+            self.refuse("forbidden", f"{self.principal.name} may not {needed}")
+            return
         self.admitted = True
         self.door.connections.add(self)
         self.door.empty.clear()
@@ -326,6 +336,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Take what was received."""
         if self.admitted:
             self.heard = self.loop.time()
+            self._received += received
             self.account.receive(received, 0, self.heard)
             self._take_all(self.door.view[:received])
 
@@ -447,6 +458,21 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.account_changes()
             self.account.give_back(Resource.CONNECTIONS)
             self.account = account
+
+    def facts(self, now: float) -> ConnectionFacts:
+        """Describe the connection for an operator."""
+        return ConnectionFacts(
+            self.number,
+            self.door.name,
+            self.name,
+            self.principal.name,
+            now - self.since,
+            now - self.heard,
+            self._received,
+            self._sent,
+            self.buffered,
+            0,
+        )
 
     def revoked(self, detail: str) -> None:
         """End: what the peer might do, it may no longer."""

@@ -10,6 +10,7 @@ and ignored, packets longer than an AUTH are refused, and it has ``limits.handsh
 
 from __future__ import annotations
 
+import secrets
 import select
 import socket
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from typing import Final
 
 from headrace.errors import WireError
 from headrace.hub.access.accounts import Resource
+from headrace.hub.access.principal import Action, Forbidden
 from headrace.hub.services.publish import ServiceChange, ServicePublishing
 from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
 from headrace.message import Batch
+from headrace.net.server.challenge import new_challenge
 from headrace.net.server.connection import RECEIVE_BYTES, DoorConnection, TcpDoor
 from headrace.net.server.door import DoorContext
 from headrace.wire.sdk.auth import client_id_text, parse_auth
@@ -81,6 +84,8 @@ class SppConnection(DoorConnection[SppDoor]):
         super().__init__(door, self._packets)
         self._session: ServiceSession | None = None
         self._authenticated = False
+        self._challenge: str | None = None
+        """What the peer has been given to sign."""
         self._changes: list[ServiceChange] = []
         self._charged = 0
         """Subscriptions that are charged to the peer's account."""
@@ -90,7 +95,7 @@ class SppConnection(DoorConnection[SppDoor]):
 
     def opened(self) -> None:
         """Offer the services, unless the peer must authenticate first."""
-        if not self.door.authentication.required:
+        if self.principal.known:
             self._begin()
 
     def take(self, frame: ClientFrame | Ignored) -> None:
@@ -105,9 +110,13 @@ class SppConnection(DoorConnection[SppDoor]):
                 # Nothing has been offered yet, so the id it names was not either.
                 self.counters.add("unauthenticated", door="spp")
             case Publish(service, change):
+                if not (self.principal.may_do_everything or self._may_change(service)):
+                    return
                 self._changes.append(ServiceChange(service, change))
             case Subscribe(service) if (detail := self.account.lacks(Resource.SUBSCRIPTIONS)) is not None:
                 self.counters.refuse("spp", "subscriptions", self.name, f"of {service!r}: {detail}")
+            case Subscribe(service) if not (self.principal.may_do_everything or self._may_see(service)):
+                pass
             case Subscribe(service):
                 if not (session.subscribe(service) or self._subscribe_later(service)):
                     self.counters.add("not_offered", door="spp")
@@ -197,6 +206,22 @@ class SppConnection(DoorConnection[SppDoor]):
             self.account.adjust(Resource.SUBSCRIPTIONS, count - self._charged)
             self._charged = count
 
+    def _may_see(self, service: str) -> bool:
+        return self._may_use(service, Action.READ)
+
+    def _may_change(self, service: str) -> bool:
+        return self._may_use(service, Action.PUBLISH)
+
+    def _may_use(self, service: str, action: Action) -> bool:
+        """Whether the peer may use a service, and is not denied what that does to its topic."""
+        if not self.may(Action.SERVICE, service):
+            return False
+        if not self.principal.denies(action, service):
+            return True
+        access = self.door.context.access
+        access.refused(self.principal, action, self.door.name, service, self.name, Forbidden.DENIED)
+        return False
+
     def _is_gone(self) -> bool:
         """Ask the system whether the connection is over; the event loop notices only when it reads or writes."""
         look = select.poll()
@@ -232,10 +257,28 @@ class SppConnection(DoorConnection[SppDoor]):
         except WireError as error:
             self._deny(error.reason, error)
             return
-        _, denied = self.door.authentication.judge(auth, time(), address=self.endpoint[0])
-        if denied is not None:
-            self._deny(denied, f"client {client_id_text(auth.client_id)}")
-            return
+        authentication = self.door.authentication
+        if authentication.useful:
+            if self._challenge is None and auth.challenge is None:
+                # Nobody is refused yet: the answer asks for another AUTH, which signs the challenge.
+                self._challenge = new_challenge(self.door.hub.log)
+                self.send(serialize(Authenticated(accepted=False, challenge=self._challenge.encode())))
+                return
+            given = self._challenge or secrets.token_hex()
+            client, denied = authentication.judge(auth, time(), address=self.endpoint[0], challenge=given)
+            if denied is not None:
+                self._deny(denied, f"client {client_id_text(auth.client_id)}")
+                return
+            principals = self.door.context.access.principals
+            if client and (principal := principals.of_client_id(client)) is not None:
+                if self._session is not None and not (
+                    self.principal.may_do_everything and principal.may_do_everything
+                ):
+                    # What it was offered as nobody is not what it is offered now.
+                    self._session.close()
+                    self._charge_subscriptions()
+                    self._session = None
+                self.identified(principal)
         self._authenticated = True
         self.name = client_id_text(auth.client_id)
         self.send(serialize(Authenticated(accepted=True)))
@@ -244,7 +287,8 @@ class SppConnection(DoorConnection[SppDoor]):
 
     def _begin(self) -> None:
         self._packets.max_packet = self.door.max_packet
-        self._session = self.door.audience.join(self)
+        sees = None if self.principal.may_do_everything else self.principal.seen
+        self._session = self.door.audience.join(self, sees)
         self._session.pay()
 
     def _deny(self, reason: str, detail: object) -> None:

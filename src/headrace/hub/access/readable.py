@@ -1,11 +1,21 @@
-"""Messages that a reader may not read, where numbers are whole: their payloads are empty."""
+"""What a reader may read of a batch: the rows, or all of them with the payloads of the others empty."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
 from headrace.hub.access.principal import Action, Principal
 from headrace.message import Batch, Run
+
+
+def readable_rows(reader: Principal, batch: Batch, rows: list[int]) -> list[int]:
+    """Return those of some rows whose topics a reader may read."""
+    columns = batch.columns
+    if columns is None or "topic" not in columns.schema.names:
+        return rows if reader.may(Action.READ, batch.topic) else []
+    seen = reader.mask(Action.READ, columns.column("topic").take(pa.array(rows, pa.int64())))
+    return [row for row, passes in zip(rows, seen, strict=True) if passes]
 
 
 def readable_run(batch: Batch, reader: Principal) -> Run:
