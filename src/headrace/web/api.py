@@ -25,6 +25,7 @@ from headrace.web import messages
 from headrace.web.access import refusal
 from headrace.web.events import EventStream, NextValue, event_response, streaming
 from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
+from headrace.web.search import Search, SearchBackward, SearchForward
 
 logger = logging.getLogger("headrace")
 
@@ -131,16 +132,17 @@ class Api:
         query = request.query
         log, wanted = self._server.hub.log, _filter(request)
         count = _number(request, "count", 100, 1, messages.MOST)
-        if "time" in query:
-            first = await self._read(log.seq_at, _number(request, "time", 0, 0, 1 << 62))
-            found = await self._read(messages.following, log, wanted, first, count)
-        elif "from" in query:
-            first = _number(request, "from", 1, 1, MAX_SEQUENCE)
-            found = await self._read(messages.following, log, wanted, first, count)
+        search: Search
+        if "time" in query or "from" in query:
+            if "time" in query:
+                first = await self._read(log.seq_at, _number(request, "time", 0, 0, 1 << 62))
+            else:
+                first = _number(request, "from", 1, 1, MAX_SEQUENCE)
+            search = SearchForward(log, wanted, first, log.head, count)
         else:
             before = _number(request, "before", log.head + 1, 1, MAX_SEQUENCE)
-            found = await self._read(messages.newest, log, wanted, before, count)
-        return as_json(found)
+            search = SearchBackward(log, wanted, log.first, before - 1, count)
+        return as_json(await self._searched(request, search))
 
     async def _message(self, request: web.Request) -> web.Response:
         log = self._server.hub.log
@@ -160,12 +162,12 @@ class Api:
             while True:
                 if cursor <= log.head:
                     head = log.head
-                    found = await self._read(messages.newest, log, wanted, head + 1, _TAIL_MOST)
-                    fresh = [each for each in found.messages if each["seq"] >= cursor]
-                    if fresh:
+                    search = SearchBackward(log, wanted, cursor, head, _TAIL_MOST)
+                    found = await self._searched(request, search)
+                    if found.messages:
                         # The search may have ended before the cursor.
-                        left_out = found.first > cursor
-                        await events.send("messages", {"messages": fresh, "left_out": left_out, "head": head})
+                        shown, left_out = found.messages, found.first > cursor
+                        await events.send("messages", {"messages": shown, "left_out": left_out, "head": head})
                     cursor = head + 1
                 else:
                     await events.keep_alive()
@@ -178,22 +180,8 @@ class Api:
             raise refusal(
                 web.HTTPUnprocessableEntity, f"{len(payload)} bytes: {most} is limits.message_bytes"
             )
-        committed: asyncio.Future[Batch | StorageError] = asyncio.get_running_loop().create_future()
-
-        def done(result: Batch | StorageError) -> None:
-            if not committed.done():
-                committed.set_result(result)
-
-        self._server.hub.submit(_batch(wanted, payload, str(request.remote)), done)
-        try:
-            async with asyncio.timeout(_COMMIT_SECONDS):
-                result = await committed
-        except TimeoutError:
-            late = f"not committed within {_COMMIT_SECONDS:g} s; it may still be"
-            raise refusal(web.HTTPGatewayTimeout, late) from None
-        if isinstance(result, StorageError):
-            return _failed(result)
-        return as_json({"seq": result.first})
+        result = await committed(self._server, _batch(wanted, payload, str(request.remote)))
+        return failed(result) if isinstance(result, StorageError) else as_json({"seq": result.first})
 
     async def _services(self, request: web.Request) -> web.Response:
         services = self._server.services
@@ -265,7 +253,7 @@ class Api:
         try:
             return as_json({"sealed": await self._server.maintenance.seal()})
         except StorageError as error:
-            return _failed(error)
+            return failed(error)
 
     async def _vouch(self, _: web.Request) -> web.Response:
         try:
@@ -281,11 +269,18 @@ class Api:
             raise refusal(web.HTTPNotFound, f"there is no service {name!r}")
         return service
 
+    async def _searched(self, request: web.Request, search: Search) -> messages.SearchResult:
+        """Search step by step, for as long as somebody waits for the result."""
+        while not await self._read(search.step):
+            if request.transport is None or request.transport.is_closing():
+                raise refusal(web.HTTPServiceUnavailable, "the client has gone")
+        return messages.SearchResult.of(search)
+
     async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
         """Read the log in a thread; an error of the log is the answer."""
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._server.readers, function, *arguments
+                self._server.readers.bulk, function, *arguments
             )
         except HeadraceError as error:
             raise refusal(web.HTTPInternalServerError, f"{error}") from None
@@ -324,7 +319,25 @@ def as_json(content: object, status: int = 200) -> web.Response:
     )
 
 
-def _failed(error: StorageError) -> web.Response:
+async def committed(server: Server, batch: Batch) -> Batch | StorageError:
+    """Submit a batch, and wait until it is committed or refused."""
+    outcome: asyncio.Future[Batch | StorageError] = asyncio.get_running_loop().create_future()
+
+    def done(result: Batch | StorageError) -> None:
+        if not outcome.done():
+            outcome.set_result(result)
+
+    server.hub.submit(batch, done)
+    try:
+        async with asyncio.timeout(_COMMIT_SECONDS):
+            return await outcome
+    except TimeoutError:
+        late = f"not committed within {_COMMIT_SECONDS:g} s; it may still be"
+        raise refusal(web.HTTPGatewayTimeout, late) from None
+
+
+def failed(error: StorageError) -> web.Response:
+    """Answer that the log could not take something."""
     # 507 Insufficient Storage: nothing is lost, and the hub keeps trying.
     return as_json({"error": str(error)}, status=507 if isinstance(error, FullError) else 500)
 

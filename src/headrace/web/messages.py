@@ -1,7 +1,4 @@
-"""Messages for the dashboard: found by number, time and filter, with payloads cut to what a person reads.
-
-Searches run in threads and are bounded: a result has the range that was searched, so that the next can continue.
-"""
+"""Messages for the dashboard, with payloads cut to what a person reads; :mod:`headrace.web.search` finds them."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import TrimmedError
-from headrace.hub.filters import Filter
 from headrace.log import Log
-from headrace.message import Batch, Message, merge, messages
+from headrace.message import Message
+from headrace.web.search import Search
 
 PREVIEW: Final = 512
 """Bytes of a payload in a list."""
@@ -25,10 +22,6 @@ WHOLE: Final = 1 << 20
 MOST: Final = 500
 """Messages in one answer."""
 
-_FIRST_LOOK: Final = 1_000
-_FURTHEST: Final = 1_000_000
-"""The range of messages in one search: first a few, then more and more."""
-
 
 class SearchResult(msgspec.Struct, frozen=True):
     """Messages in order, and the range that was searched."""
@@ -37,30 +30,10 @@ class SearchResult(msgspec.Struct, frozen=True):
     first: int
     last: int
 
-
-def newest(log: Log, wanted: Filter, before: int, count: int) -> SearchResult:
-    """Find the last ``count`` messages below ``before`` that pass the filter."""
-    last = min(before - 1, log.head)
-    found: list[Message] = []
-    end, width = last, _FIRST_LOOK
-    begin = end + 1
-    while end >= log.first and len(found) < count and last - end < _FURTHEST:
-        begin = max(log.first, end - width + 1)
-        found = _passing(log, wanted, begin, end, count - len(found), newest_first=True) + found
-        end, width = begin - 1, width * 4
-    if len(found) == count:
-        begin = found[0].seq
-    return SearchResult([shown(message) for message in found], begin, last)
-
-
-def following(log: Log, wanted: Filter, first: int, count: int) -> SearchResult:
-    """Find the first ``count`` messages from ``first`` on that pass the filter."""
-    first = max(first, log.first)
-    last = min(log.head, first + _FURTHEST - 1)
-    found = _passing(log, wanted, first, last, count, newest_first=False)
-    if len(found) == count:
-        last = found[-1].seq
-    return SearchResult([shown(message) for message in found], first, last)
+    @classmethod
+    def of(cls, search: Search) -> SearchResult:
+        """The result of a search that is over."""
+        return cls([shown(message) for message in search.found], search.first, search.last)
 
 
 def one(log: Log, seq: int) -> dict[str, Any] | None:
@@ -107,32 +80,3 @@ def readable(name: str, content: bytes, limit: int) -> dict[str, str]:
 def _finite(value: float) -> float | str:
     """Write infinities, which JSON does not have, as words."""
     return value if isfinite(value) else str(value)
-
-
-def _passing(
-    log: Log, wanted: Filter, first: int, last: int, count: int, *, newest_first: bool
-) -> list[Message]:
-    found: list[Message] = []
-    gathered: list[Batch] = []
-
-    def look() -> None:
-        rows = wanted.apply(merge(gathered))
-        if newest_first and rows.num_rows > count:
-            rows = rows.slice(rows.num_rows - count)
-        found.extend(messages(rows))
-        gathered.clear()
-
-    size = 0
-    for batch in log.scan(first, last):
-        gathered.append(batch)
-        size += len(batch)
-        if size >= 4 * _FIRST_LOOK:
-            look()
-            size = 0
-            if newest_first:
-                del found[:-count]
-            elif len(found) >= count:
-                break
-    if gathered:
-        look()
-    return found[-count:] if newest_first else found[:count]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.state_parts import StateParts
 from headrace.net.server.accepting import Entrance
 from headrace.net.server.admission import Admission
+from headrace.net.server.reader_threads import ReaderThreads
 from headrace.tube.unfinished import UnfinishedBytes
 
 
@@ -27,7 +27,7 @@ class DoorContext:
     hub: Hub
     settings: Settings
     admission: Admission
-    readers: Executor
+    readers: ReaderThreads
     """Threads that read the log for consumers."""
     parts: StateParts
     intake: PublishIntake

@@ -47,6 +47,7 @@ from headrace.net.server.doors import DoorOpener
 from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.loop_watch import LoopWatch
 from headrace.net.server.program_reports import ProgramReports
+from headrace.net.server.reader_threads import ReaderThreads
 from headrace.net.server.status_report import facts_of
 from headrace.net.server.steady_clock import SteadyClock
 from headrace.net.server.used_token_files import UsedTokenFiles
@@ -119,7 +120,7 @@ class Server:
         self._doors: list[Door] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "headrace-disk")
-        self.readers = ThreadPoolExecutor(2, "headrace-read")
+        self.readers = ReaderThreads()
         limits = settings.limits
         self.admission = Admission(
             per_address=limits.connections_per_address, total=room_for(limits.connections)
@@ -347,6 +348,8 @@ class Server:
             settings,
             self._disk,
             holds=self.consumers.holds,
+            # A frontend's members are not seen by the hub that numbers messages, nor is one node's by another.
+            consumers=self.consumers if self._upstream is None and self._cluster is None else None,
             clock=self._clock,
             sync_failed=None if self._cluster is None else self._cluster.sync_failed,
         )

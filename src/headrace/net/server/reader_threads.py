@@ -1,0 +1,41 @@
+"""The threads that read the log, in shares: whoever reads much delays those who read much, and nobody else.
+
+The shares have threads of their own, so that none can take another's:
+
+- **live** readers are durable consumers, subscribers, the matcher, and all that is nowhere else;
+- **filtered** is for follows at the head of the log whose filters are too heavy for the event loop;
+- **bulk** is for reads of ranges, for follows that are far behind and filter what they catch up with, and for the
+  searches of the dashboard. Its work comes in short steps, so that many readers have their turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+LIVE: Final = 2
+FILTERED: Final = 1
+BULK: Final = 2
+"""Threads of each share."""
+
+
+class ReaderThreads(Executor):
+    """The hub's readers. As an executor it is the live share."""
+
+    def __init__(self) -> None:
+        self._live = ThreadPoolExecutor(LIVE, "headrace-read")
+        self.filtered: Executor = ThreadPoolExecutor(FILTERED, "headrace-filter")
+        self.bulk: Executor = ThreadPoolExecutor(BULK, "headrace-bulk")
+
+    def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+        """Run a function in the live share."""
+        return self._live.submit(function, *arguments, **named)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more work; what waits in the other shares is dropped, since nobody is left to read it."""
+        for share in (self.filtered, self.bulk):
+            share.shutdown(wait, cancel_futures=True)
+        self._live.shutdown(wait, cancel_futures=cancel_futures)
