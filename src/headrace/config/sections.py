@@ -188,6 +188,12 @@ class Auth:
         lambda: MappingProxyType({}),
         'Keys by client id: `auth.clients.<id> = "<key>"`. Each source adds to those of the weaker ones.',
     )
+    first_key: Path | None = setting(
+        or_off(path()),
+        None,
+        "The file with the first client's id and key, `ID:KEY`; that client may do everything. A hub for which no"
+        " client is configured makes the file if there is none, and shows the key once.",
+    )
     preauth: bool = setting(
         flag(),
         False,
@@ -465,11 +471,22 @@ class Limits:
     subscriptions_per_client: int = setting(
         count(1), 200_000, "The most subscriptions and streams of one client."
     )
+    attributes: int = setting(count(1), 1024, "The most attributes of one message.")
+    # Long enough for a service that is run once a quarter.
+    consumer_seconds: float | None = setting(
+        or_off(seconds(1)),
+        100 * 86_400.0,
+        "A durable consumer that nobody uses is removed once the oldest message that waits for it is this old.",
+    )
     messages_per_second: int | None = setting(
-        or_off(count(1)), None, "The most messages a second of one client; past it, the client is not read from."
+        or_off(count(1)),
+        None,
+        "The most messages a second of one client; past it, the client is not read from.",
     )
     bytes_per_second: int | None = setting(
-        or_off(size(1)), None, "The most bytes a second from one client; past it, the client is not read from."
+        or_off(size(1)),
+        None,
+        "The most bytes a second from one client; past it, the client is not read from.",
     )
     sent_bytes_per_second: int | None = setting(
         or_off(size(1)), None, "The most bytes a second to one client; past it, the client waits for more."

@@ -31,12 +31,15 @@ CONSUMER_LEVELS: Final = {
 }
 """Gauges of each durable consumer, by name."""
 
-ALERT: Final = "1 for each thing that is wrong now: its kind, what it is about, and whether messages are at risk."
+ALERT: Final = (
+    "1 for each thing that is wrong now: its kind, what it is about, and whether messages are at risk."
+)
 """The gauge ``headrace_alert``."""
 
 COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "received": (("origin",), "Messages in, by protocol."),
     "delivered": (("door", "transport"), "Messages out."),
+    "consumers_expired": ((), "Durable consumers that were removed because nobody used them."),
     "slow_turns": ((), "Turns of the event loop over 100 ms; the hub's log names what took so long."),
     "rate_pauses": (("door",), "Times a client had to wait because it sent more a second than it may."),
     "refused": (("door", "reason"), "Requests and frames of peers that were refused."),

@@ -10,6 +10,9 @@ from tests.net.linkpeer import LinkPeer, link_peer, rows
 from tests.net.raw import until
 
 from headrace.errors import FullError
+from headrace.hub.publishing.passed import pack_passed
+from headrace.hub.publishing.staging import mark
+from headrace.hub.sequencer import Commit
 from headrace.net.link import connection
 from headrace.net.server.process import Server
 
@@ -109,3 +112,23 @@ async def test_a_client_with_much_uncommitted_is_not_read(
         while answered < server.hub.log.head:
             assert (await peer.hear())[0]["ok"]
             answered += 1
+
+
+async def test_more_attributes_than_a_message_may_have_are_refused(start: Start) -> None:
+    server = await start("limits.attributes=3", "limits.message_bytes=100")
+    async with link_peer(server) as peer:
+        few = {name: "x" for name in "abc"}
+        assert (await peer.ask(rows(b"x", b"y", **few), op="publish", id=1))["ok"]
+        answer = await peer.ask(rows(b"x", **few, d="x"), op="publish", id=2)
+        assert (answer["error"], answer["limit"]) == ("limit", 3)
+        answer = await peer.ask(rows(b"x", b"y", a="x" * 100), op="publish", id=3)
+        assert (answer["error"], answer["limit"]) == ("limit", 100)
+        assert server.hub.log.head == 2
+
+
+async def test_a_relayed_entry_with_a_long_name_is_refused(server: Server, peer: LinkPeer) -> None:
+    for number, (name, error) in enumerate([("a" * 200, None), ("a" * 60_000, "limit")]):
+        entries = pack_passed(server.hub.log.uuid, [mark(name, 0, 1, Commit())])
+        answer = await peer.ask(entries, op="pass", id=1, frontend="f", number=number, rows=1)
+        assert answer.get("error") == error, answer
+    assert list(server.parts.queries) == ["a" * 200]

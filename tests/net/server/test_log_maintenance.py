@@ -16,6 +16,8 @@ from tests.net.raw import SECONDS, backbone_of, push, running_hub, until
 
 from headrace.config import load
 from headrace.errors import DamagedError, FullError, StorageError
+from headrace.hub.consumers import unused
+from headrace.hub.consumers.cursors import Consumers, Terms, create
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import entry
@@ -444,7 +446,7 @@ class TestRoom:
     ) -> None:
         upkeep = make(hub, disk)
         reserve = hub.log.directory / "reserve"
-        upkeep._room.look()
+        upkeep.room.look()
         assert reserve.stat().st_size > 0
         plainly = hub.log.write_snapshot
 
@@ -770,3 +772,23 @@ class TestBusy:
         monkeypatch.setattr(upkeeps, "_BUSY", 0)
         publish(hub, b"x" * 1000)
         assert not upkeep._too_busy_to_seal()
+
+
+async def test_a_consumer_that_nobody_uses_is_removed_by_the_age_of_what_waits(
+    hub: Hub, disk: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unused, "GRACE_SECONDS", 0.0)
+    known = Consumers()
+    known.apply("old", create("old", Terms(), 1).run[0], 0, 1)
+    known.apply("new", create("new", Terms(), 3).run[0], 0, 2)
+    publish(hub, b"a", b"b", now=1_000_000)
+    day = 86_400 * SECOND
+    publish(hub, b"c", now=200 * day)
+    clock = SteadyClock()
+    monkeypatch.setattr(clock, "now", lambda: 200 * day)
+    upkeep = LogMaintenance(hub, load(environ={}), disk, consumers=known, clock=clock)
+    removed: list[str] = []
+    monkeypatch.setattr(hub, "submit", lambda batch: removed.append(batch.topic))
+    await upkeep.tidy()
+    assert removed == ["consumer/old"]
+    assert hub.counters.get("consumers_expired") == 1

@@ -34,6 +34,8 @@ MAX_PUBLISHERS: Final = 100_000
 MAX_SPANS: Final = 256
 """As many as a client has requests under way: all of them may come again."""
 MAX_ALL_SPANS: Final = 1_000_000
+MAX_NAME: Final = 1024
+"""Characters of a publisher's name, and of who holds it: doors allow fewer."""
 MAX_UNUSED: Final = 1024
 """Enough for all that are opened at about the same time and will be used soon."""
 
@@ -138,6 +140,9 @@ class PublisherNumbers:
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:  # noqa: ARG002
         """Apply a ``publisher`` entry: a name is opened. A repeat of its holder's request changes nothing."""
         opened = msgspec.json.decode(payload, type=_Entry)
+        if max(map(len, (name, opened.holder, opened.client, opened.by))) > MAX_NAME:
+            # Doors write no such entry; a relayed one may hold anything.
+            raise msgspec.ValidationError(f"a publisher's names have at most {MAX_NAME} characters")
         known = self._known(name, op)
         if not known.spans:
             self._unused[name] = None

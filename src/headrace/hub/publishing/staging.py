@@ -42,7 +42,7 @@ from headrace.log.files import translating
 from headrace.log.snapshot_pieces import map_rows
 from headrace.message import Batch, Run
 from headrace.wire.link.message import PUBLISHED
-from headrace.wire.link.requests import WRITE, Number
+from headrace.wire.link.requests import MAX_NAME, WRITE, Number
 
 SECONDS: Final = 600.0
 MAX_MEMORY: Final = 256 << 20
@@ -119,6 +119,9 @@ class Queries(dict[str, Marks]):
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:  # noqa: ARG002
         """Apply a ``query`` entry, which stands after the last of its rows."""
         mark = msgspec.json.decode(payload, type=_Entry)
+        if len(name) > MAX_NAME:
+            # Doors write no such entry; a relayed one may hold anything.
+            raise msgspec.ValidationError(f"a query's name has at most {MAX_NAME} characters")
         # Newest last, so that the one silent for longest is forgotten first.
         before = self.pop(name, None)
         older = () if before is None else tuple(each for each in before.marks if each.batch < mark.batch)

@@ -49,7 +49,9 @@ class LinkOperations:
         self._reports = reports
         self._rights = rights = LinkRights(context.access)
         changes = ServicePublishing(hub, parts.services)
-        bodies = RequestBodies(hub.log, context.settings.limits.message_bytes)
+        bodies = RequestBodies(
+            hub.log, context.settings.limits.message_bytes, context.settings.limits.attributes
+        )
         aside = BackgroundWork(context.readers)
         reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions, rights)
         self.waiting = reading.waiting

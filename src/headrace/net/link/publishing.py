@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +31,10 @@ from headrace.wire.link.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
 """Most bytes of a topic: the log's limit for one that a whole batch shares."""
+
+
+MAX_ENTRY_TOPIC: Final = 2048
+"""Most bytes of the topic of a log entry: the name of a part of the state, and the longest name in any of them."""
 
 
 class LinkPublishing:
@@ -106,9 +111,10 @@ def _when_published(
 class RequestBodies:
     """Reads the rows in request bodies, and checks their limits."""
 
-    def __init__(self, log: Log, message_bytes: int) -> None:
+    def __init__(self, log: Log, message_bytes: int, attributes: int) -> None:
         self._log = log
         self._message_bytes = message_bytes
+        self._attributes = attributes
 
     def published(
         self, body: memoryview, *, origin: str = "", publisher: str = "", number: int | None = None
@@ -119,6 +125,7 @@ class RequestBodies:
             rows = _some_rows(body, PUBLISHED)
             _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
             self._check_payload(pc.max(pc.binary_length(rows.column("payload"))).as_py())
+            self._check_attributes(rows)
             return published(rows, origin=origin, publisher=publisher, number=number)
         topic, run = plain
         _check_topic(len(topic.encode()))
@@ -145,7 +152,10 @@ class RequestBodies:
             if origin not in ORIGINS:
                 raise RefusedError("malformed", f"origin {origin[:64]!r}: no door of a frontend's")
         topics = column_texts(batch, "topic")
-        _check_topic(max(len(topic.encode()) for topic in topics))
+        longest = max(len(topic.encode()) for topic in topics)
+        _check_topic(longest)
+        if batch.is_entries and longest > MAX_ENTRY_TOPIC:
+            raise LimitError("link", "name of an entry", longest, MAX_ENTRY_TOPIC)
         if batch.is_entries and POLICY in topics:
             raise RefusedError("malformed", "only the hub that numbers messages sets the policy for services")
         longest = max(map(len, column_texts(batch, "publisher")))
@@ -157,6 +167,26 @@ class RequestBodies:
         # If all payloads together are within the limit, each is.
         if not batch.is_entries and batch.run.size > self._message_bytes:
             self._check_payload(int(batch.run.lengths.max()))
+
+    def _check_attributes(self, rows: pa.RecordBatch) -> None:
+        """Refuse a message with too many attributes, or too long ones."""
+        count = np.zeros(rows.num_rows, np.int64)
+        size = np.zeros(rows.num_rows, np.int64)
+        for name in ("attributes", "numbers"):
+            if name in rows.schema.names and len((column := rows.column(name)).keys):
+                offsets = column.offsets.to_numpy()
+                count += np.diff(offsets)
+                if name == "attributes":
+                    lengths = pc.add(pc.binary_length(column.keys), pc.binary_length(column.items))
+                else:
+                    lengths = pc.binary_length(column.keys)
+                # The keys of a slice begin where its first row does.
+                ends = np.concatenate(([0], np.cumsum(pc.fill_null(lengths, 0).to_numpy(), dtype=np.int64)))
+                size += np.diff(ends[offsets - (offsets[0] if len(column.keys) < offsets[-1] else 0)])
+        if (most := int(count.max())) > self._attributes:
+            raise LimitError("link", "attributes", most, self._attributes)
+        if (longest := int(size.max())) > self._message_bytes:
+            raise LimitError("link", "bytes of attributes", longest, self._message_bytes)
 
     def _check_payload(self, longest: int) -> None:
         if longest > self._message_bytes:

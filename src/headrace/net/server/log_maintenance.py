@@ -17,6 +17,8 @@ from typing import Final, ParamSpec, TypeVar
 
 from headrace.config import Settings
 from headrace.errors import DamagedError, FullError, StorageError
+from headrace.hub.consumers.cursors import Consumers, remove
+from headrace.hub.consumers.unused import UnusedConsumers
 from headrace.hub.sequence import Hub
 from headrace.log.snapshot_pieces import Section, in_pieces
 from headrace.log.store import remove_files
@@ -45,6 +47,9 @@ _UNLIMITED: Final = 1 << 62
 
 _LONGEST_REST: Final = 0.01
 """Seconds of rest after one piece of a snapshot, at most."""
+
+_TIDY_SECONDS: Final = 60.0
+"""Seconds between looks for consumers that nobody uses."""
 
 TRUSTED_AFTER: Final = 600.0
 """Seconds after the start until messages are removed by their age: the machine's clock may not be set yet."""
@@ -109,6 +114,7 @@ class LogMaintenance:
         *,
         holds: Callable[[], Mapping[str, int]] = dict,
         clock: SteadyClock | None = None,
+        consumers: Consumers | None = None,
         sync_failed: Callable[[StorageError], None] | None = None,
         trusted_after: float = TRUSTED_AFTER,
     ) -> None:
@@ -135,6 +141,12 @@ class LogMaintenance:
         """When the hub was last busy."""
         self._broken: set[tuple[str, int]] = set()
         """Broken holds that were reported already."""
+        self._unused_after = settings.limits.consumer_seconds
+        self._unused = (
+            None
+            if consumers is None or self._unused_after is None
+            else UnusedConsumers(consumers, self._unused_after)
+        )
         self._sealing = asyncio.Lock()
         self._keeping = asyncio.Lock()
 
@@ -143,6 +155,8 @@ class LogMaintenance:
         loops: list[Callable[[], Awaitable[None]]] = [self._keep_sealed, self._keep_snapshots]
         if self._settings.fsync == "interval":
             loops.append(self._keep_synced)
+        if self._unused is not None:
+            loops.append(self._keep_tidy)
         return loops
 
     async def seal(self) -> int:
@@ -219,6 +233,27 @@ class LogMaintenance:
         while True:
             await asyncio.sleep(self._settings.snapshot_seconds)
             await self._try_snapshot()
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            await asyncio.sleep(min(_TIDY_SECONDS, self._unused_after or _TIDY_SECONDS))
+            with contextlib.suppress(StorageError):
+                await self.tidy()
+
+    async def tidy(self) -> None:
+        """Remove durable consumers that nobody uses."""
+        if self._unused is None or self._unused_after is None or self._hub.sequencer is not None:
+            return
+        before = self._clock.now() - int(self._unused_after * 1e6)
+        recent = await self._in_thread(self._log.seq_at, before)
+        for consumer in self._unused.look(asyncio.get_running_loop().time(), recent):
+            self._hub.counters.add("consumers_expired")
+            logger.warning(
+                "removing consumer %s: what waits for it is older than limits.consumer_seconds (%g)",
+                consumer.name,
+                self._unused_after,
+            )
+            self._hub.submit(remove(consumer.name))
 
     async def _try_snapshot(self) -> None:
         try:

@@ -1,0 +1,37 @@
+"""Durable consumers that nobody uses any more: found by the age of what waits for them.
+
+A consumer without members keeps messages from being trimmed, and takes a place among those there may be. It counts as
+unused when the oldest message that it has not acknowledged is older than a bound, and it has had no member here for as
+long, or for :data:`GRACE_SECONDS` if that is less. One that has everything waits for nothing, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.hub.consumers.cursors import Consumer, Consumers
+
+GRACE_SECONDS: Final = 3600.0
+"""A new consumer of old messages, or one whose members come back after the hub, must have the time to be used."""
+
+
+class UnusedConsumers:
+    """Finds unused consumers; the owner calls :meth:`look` now and then."""
+
+    def __init__(self, known: Consumers, seconds: float) -> None:
+        self._known = known
+        self._grace = min(seconds, GRACE_SECONDS)
+        self._used: dict[int, float] = {}
+        """When each was last seen in use, by the entry that created or reset it."""
+
+    def look(self, now: float, recent: int) -> list[Consumer]:
+        """Return the unused ones; messages before number ``recent`` are older than the bound."""
+        used: dict[int, float] = {}
+        found: list[Consumer] = []
+        for consumer in self._known:
+            in_use = self._known.members(consumer.name) > 0
+            last = used[consumer.since] = now if in_use else self._used.get(consumer.since, now)
+            if consumer.floor + 1 < recent and now - last >= self._grace:
+                found.append(consumer)
+        self._used = used
+        return found
