@@ -23,7 +23,10 @@ from tests.hubprocess import HubProcess
 import headrace
 from headrace.wire.fyrehose.stream import Push, serialize
 
-PAGES = ("overview", "stream", "services", "subscriptions", "cluster", "pipeline")
+PAGES = (
+    *("overview", "stream", "topics", "services", "consumers", "subscriptions"),
+    *("connections", "cluster", "pipeline", "settings"),
+)
 SCREENSHOTS = os.environ.get("HEADRACE_SCREENSHOTS")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -525,3 +528,49 @@ def test_a_service_that_does_not_exist(browser: Browser, hub: HubProcess) -> Non
         with headrace.connect_sync(f"spp://{hub.doors['spp']}") as spp:
             spp.publish({"now": "there"}, topic="no/such")
         expect(page.get_by_label("Service", exact=True)).to_contain_text('"now": "there"')
+
+
+def test_a_consumer_is_moved_and_its_dead_letter_published_again(page: Page, hub: HubProcess) -> None:
+    with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        seq = link.publish(b"cannot be handled", topic="bills/1").first
+        with link.consumer("billing", topic="bills/*", from_seq=seq, max_tries=1) as billing:
+            billing.nack(next(billing))
+            page.goto(f"http://{hub.doors['http']}/#/consumers?name=billing")
+            sheet = page.get_by_label("Consumer", exact=True)
+            expect(sheet.get_by_role("heading", name="billing")).to_be_visible()
+            sheet.get_by_role("button", name="Publish again").click()
+            expect(sheet).to_contain_text("Published again, as message")
+            again = next(billing)
+            assert (again.topic, again.payload) == ("bills/1", b"cannot be handled")
+            billing.ack(again)
+        sheet.get_by_label("Continue with").fill("earliest")
+        sheet.get_by_role("button", name="Move it there").click()
+        expect(sheet).to_contain_text("billing continues there.")
+        expect(sheet).to_contain_text("Done up to0")
+        page.on("dialog", lambda dialog: dialog.accept())
+        sheet.get_by_role("button", name="Remove it").click()
+        expect(sheet).to_contain_text("billing is removed.")
+        assert "billing" not in {each["consumer"] for each in link.consumers()}
+
+
+def test_a_connection_is_closed(page: Page, hub: HubProcess) -> None:
+    page.goto(f"http://{hub.doors['http']}/#/connections")
+    with socket.create_connection(hub.address("spp")) as peer:
+        where = "{}:{}".format(*peer.getsockname())
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name=f"Close the connection of {where}").click()
+        expect(page.locator("main")).to_contain_text(f"The connection of {where} is closed.")
+        peer.settimeout(20)
+        while peer.recv(4096):
+            pass
+
+
+def test_settings_are_found_and_say_where_they_came_from(page: Page, hub: HubProcess) -> None:
+    page.goto(f"http://{hub.doors['http']}/#/settings")
+    page.get_by_label("Find a setting").fill("node.name")
+    row = page.get_by_role("row", name="node.name")
+    expect(row).to_contain_text("mill")
+    expect(row).to_contain_text("--set")
+    page.get_by_label("Find a setting").fill("fsync")
+    page.get_by_label("Only what is not the default").check()
+    expect(page.locator("main")).to_contain_text("No setting has that.")

@@ -68,6 +68,11 @@ class Settings:
         find(key, "source()")
         return self._sources.get(key, "default")
 
+    def doc(self, key: str) -> str:
+        """Return what a setting means."""
+        find(key, "doc()")
+        return _SETTINGS[_general(key)].doc
+
     def override(self, values: Mapping[str, object], *, source: str) -> Settings:
         """Change some settings, by dotted key; ``source`` names the option that sets them."""
         return self.gather(RawValue(key, plain(value, reveal=True), source) for key, value in values.items())

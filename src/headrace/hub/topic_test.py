@@ -119,6 +119,8 @@ class TopicTest:
         if not self._conditions or self._conditions[0].expression is not None:
             return None
         names = self._conditions[0].names
+        if not names:
+            return frozenset()
         passing = self.mask(pa.array(names, pa.string()))
         return frozenset(name for name, allowed in zip(names, passing.tolist(), strict=True) if allowed)
 

@@ -23,6 +23,7 @@ from headrace.net.server.status_report import measured
 from headrace.protocols import HTTP
 from headrace.web import messages
 from headrace.web.access import refusal
+from headrace.web.rights import check, principal_of
 from headrace.web.events import EventStream, NextValue, event_response, streaming
 from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
 from headrace.web.search import Search, SearchBackward, SearchForward
@@ -117,7 +118,7 @@ class Api:
         return self._history.take(time(), levels, server.hub.counters)
 
     async def _status(self, _: web.Request) -> web.Response:
-        return as_json(self._server.status())
+        return as_json(shown_to(principal_of(request), self._server.status()))
 
     async def _past(self, _: web.Request) -> web.Response:
         return as_json(list(self._history.samples))
@@ -125,7 +126,7 @@ class Api:
     async def _events(self, request: web.Request, response: web.StreamResponse) -> None:
         async with self._sending(request, response) as events:
             while True:
-                await events.send("status", self._server.status())
+                await events.send("status", shown_to(principal_of(request), self._server.status()))
                 await events.send("sample", await self._next_sample.next())
 
     async def _messages(self, request: web.Request) -> web.Response:
@@ -148,6 +149,8 @@ class Api:
         log = self._server.hub.log
         seq = int(request.match_info["seq"])
         found = await self._read(messages.one, log, seq)
+        if found is not None and not principal_of(request).reads_everything:
+            check(self._server.access, request, Action.READ, found["topic"])
         if found is None:
             kept = (
                 f"messages {log.first} to {log.head} are kept" if log.head >= log.first else "there is none"
@@ -175,6 +178,7 @@ class Api:
 
     async def _publish(self, request: web.Request) -> web.Response:
         wanted, payload = await _publication(request)
+        check(self._server.access, request, Action.PUBLISH, wanted.topic)
         if len(payload) > self._server.settings.limits.message_bytes:
             most = self._server.settings.limits.message_bytes
             raise refusal(
@@ -189,8 +193,9 @@ class Api:
         count = _number(request, "count", _SERVICES, 1, _SERVICES)
         after = _number(request, "after", 0, 0, MAX_SEQUENCE)
         found: list[Service] = []
+        principal = principal_of(request)
         for service in services:
-            if service.created > after and contains in service.id:
+            if service.created > after and contains in service.id and principal.may_see(service.id):
                 found.append(service)
                 if len(found) == count:
                     break
@@ -264,6 +269,9 @@ class Api:
 
     def _requested_service(self, request: web.Request) -> Service:
         name = request.query.get("id", "")
+        check(self._server.access, request, Action.SERVICE, name)
+        if principal_of(request).denies(Action.READ, name):
+            check(self._server.access, request, Action.READ, name)
         service = self._server.services.get(name)
         if service is None:
             raise refusal(web.HTTPNotFound, f"there is no service {name!r}")
@@ -354,7 +362,9 @@ def _number(request: web.Request, name: str, default: int, low: int, high: int) 
 def _filter(request: web.Request) -> Filter:
     topic, origin = request.query.get("topic") or None, request.query.get("origin") or None
     try:
-        return Filter(topic, None if origin is None else [origin])
+        rights = principal_of(request).rights(Action.READ)
+        origins = None if origin is None else [origin]
+        return Filter(topic, origins, readable=rights.allowed, denied=rights.denied)
     except LimitError as error:
         raise refusal(web.HTTPBadRequest, str(error)) from None
 

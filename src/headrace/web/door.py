@@ -23,6 +23,7 @@ from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
 from headrace.web.access import OPEN, AccessCheck, Handler, refusal
 from headrace.web.api import Api, as_json
+from headrace.web.operations import Operations
 
 MAX_CONNECTIONS: Final = 128
 """Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
@@ -258,6 +259,7 @@ def application(server: Server, connections: _Connections) -> web.Application:
         [
             *pages.routes(),
             *api.routes(),
+            *Operations(server).routes(),
             web.get("/metrics", show_metrics),
             web.get("/healthz", health),
             web.get("/readyz", readiness),

@@ -12,6 +12,7 @@ from headrace.config import Settings
 from headrace.errors import RefusedError
 from headrace.hub.access.access import AccessControl
 from headrace.hub.access.audit import BURST, MINUTE, MOST, PEERS, AuditKind, AuditTrail
+from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import Action, Principal
 from headrace.hub.access.principals import Principals
 from headrace.hub.counters import Counters
@@ -50,8 +51,12 @@ class Holder:
         principal = scene.access.principals.named(name)
         assert principal is not None
         self.principal = principal
+        self.number = next(CONNECTION_NUMBERS)
         self.ended: list[str] = []
         scene.access.join(self)
+
+    def facts(self, now: float) -> ConnectionFacts:
+        return ConnectionFacts(self.number, "tube", "peer", self.principal.name, now, 0.0, 0, 0, 0, 0)
 
     def revoked(self, detail: str) -> None:
         self.ended.append(detail)
@@ -155,3 +160,16 @@ class TestFlood:
         scene = Scene()
         scene.access.may(Principal("x"), Action.READ, "tube", "t" * 65535, "10.0.0.1:7")
         assert len(scene.records.all[0]["what"]) == 300
+
+
+def test_connections_are_listed_and_closed_by_number() -> None:
+    scene = Scene(gw="read fleet/**", other="read **")
+    gateway, other = Holder(scene, "gw"), Holder(scene, "other")
+    assert [(each.connection, each.principal) for each in scene.access.connections(5.0)] == [
+        (gateway.number, "gw"),
+        (other.number, "other"),
+    ]
+    assert scene.access.disconnect(other.number)
+    assert other.ended == ["closed by an operator"]
+    assert not gateway.ended
+    assert not scene.access.disconnect(0)

@@ -10,7 +10,7 @@ one, or tells it that its right is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from headrace.config import Secret
 from headrace.errors import RefusedError
 from headrace.hub.access.audit import AuditKind, AuditTrail
+from headrace.hub.access.connection_facts import ConnectionFacts
 from headrace.hub.access.principal import Action, Forbidden, Principal
 from headrace.hub.access.principals import ANONYMOUS, UNKNOWN, Principals
 from headrace.hub.counters import Counters
@@ -28,6 +29,11 @@ class PrincipalHolder(Protocol):
     """A connection, or whoever else acts for a principal."""
 
     principal: Principal
+    number: int
+    """Its number among all that this hub had."""
+
+    def facts(self, now: float) -> ConnectionFacts:
+        """Describe it for an operator."""
 
     def revoked(self, detail: str) -> None:
         """End: the principal is gone, or may do less than before."""
@@ -111,6 +117,19 @@ class AccessControl:
     def leave(self, holder: PrincipalHolder) -> None:
         """Forget somebody who no longer acts."""
         self._holders.pop(holder, None)
+
+    def connections(self, now: float) -> Iterator[ConnectionFacts]:
+        """Describe every connection, in the order they came."""
+        for holder in tuple(self._holders):
+            yield holder.facts(now)
+
+    def disconnect(self, number: int) -> bool:
+        """Close a connection; whether there is one of this number."""
+        for holder in tuple(self._holders):
+            if holder.number == number:
+                holder.revoked("closed by an operator")
+                return True
+        return False
 
     def reload(self, principals: Principals) -> int:
         """Replace all principals; return how many connections are closed because their right is gone."""

@@ -199,6 +199,8 @@ class Consumers:
         """Called with each event, after the state has changed."""
         self.known_lag: Callable[[Consumer, int], Lag | None] = lambda _consumer, _head: None
         """Counts what a consumer has not acknowledged by what was read for its members, if there are any here."""
+        self.members: Callable[[str], int] = lambda _name: 0
+        """Counts the members that a consumer has here."""
         self._consumers: dict[str, Consumer] = {}
         self._created = 0
         """How many were ever created."""

@@ -27,6 +27,7 @@ from headrace.errors import (
     WireError,
 )
 from headrace.hub.access.accounts import Resource
+from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.message import Batch
 from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
@@ -66,6 +67,10 @@ class LinkConnection:
         """Who the client is."""
         self.account = door.accounts.of(self.principal, tube.peer.host)
         """What the client has, over all its connections."""
+        self.number = next(CONNECTION_NUMBERS)
+        self._heard = 0.0
+        self._received = self._sent = 0
+        """Bytes of messages in and out."""
         self._charged = 0
         """Streams that are charged to it."""
         self._over_rate = False
@@ -100,7 +105,8 @@ class LinkConnection:
             self.refuse(error.reason, error)
             self.hang_up()
             return
-        now = asyncio.get_running_loop().time()
+        now = self._heard = asyncio.get_running_loop().time()
+        self._received += len(message)
         self.account.receive(len(message), 0, now)
         try:
             self._take(parsed, request_id)
@@ -223,6 +229,21 @@ class LinkConnection:
         self._uncommitted += size
         if size < 0:
             self.regulate()
+
+    def facts(self, now: float) -> ConnectionFacts:
+        """Describe the connection for an operator."""
+        return ConnectionFacts(
+            self.number,
+            "tube",
+            self.describe(),
+            self.principal.name,
+            now - self.since,
+            now - (self._heard or self.since),
+            self._received,
+            self._sent,
+            self.tube.unsent,
+            self.streams,
+        )
 
     def revoked(self, detail: str) -> None:
         """End: what the client might do, it may no longer."""
@@ -368,6 +389,7 @@ class LinkConnection:
             return
         data = serialize(head) if body is None else serialize_before(head, memoryview(body).nbytes)
         size = len(data) if body is None else len(data) + memoryview(body).nbytes
+        self._sent += size
         self.account.send(size, asyncio.get_running_loop().time() if self.account.rated else 0.0)
         try:
             if body is None:

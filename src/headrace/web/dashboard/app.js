@@ -2,13 +2,17 @@
 import { fill, h, notice, show } from "./dom.js";
 import { begin, listen } from "./store.js";
 import cluster from "./cluster.js";
+import connections from "./connections.js";
+import consumers from "./consumers.js";
 import overview from "./overview.js";
 import pipeline from "./pipeline.js";
 import services from "./services.js";
+import settings from "./settings.js";
 import stream from "./stream.js";
 import subscriptions from "./subscriptions.js";
+import topics from "./topics.js";
 
-const pages = { overview, stream, services, subscriptions, cluster, pipeline };
+const pages = { overview, stream, topics, services, consumers, subscriptions, connections, cluster, pipeline, settings };
 const main = document.getElementById("main");
 const links = {};
 let close = () => {};
@@ -68,7 +72,7 @@ begin(({ state, problem }) => {
 });
 const insecure = document.getElementById("insecure");
 listen(({ status }) => {
-  const doors = status.insecure || [];
+  const doors = status?.insecure ?? [];
   show(insecure, doors.length ? notice(`Insecure: everyone who reaches ${doors.join(", ")} may do everything there.`, "bad") : null);
 });
 window.addEventListener("hashchange", route);
