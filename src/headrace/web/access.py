@@ -17,10 +17,13 @@ from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Final
 
-import msgspec
 from aiohttp import hdrs, web
 
+from headrace.hub.access.principal import Principal
 from headrace.net.server.process import Server
+from headrace.net.server.tls import certificate_names
+from headrace.web.refusals import refusal
+from headrace.web.rights import check_path, set_principal
 
 OURS: Final = "X-Headrace"
 """A header that browsers let only our own pages send: requests that change something must carry it."""
@@ -40,11 +43,6 @@ HEADERS: Final = {
 }
 
 
-def refusal(kind: type[web.HTTPError], why: str) -> web.HTTPError:
-    """Make an error answer with its reason, in JSON like every other answer."""
-    return kind(text=msgspec.json.encode({"error": why}).decode(), content_type="application/json")
-
-
 class AccessCheck:
     """Checks every request before a handler sees it."""
 
@@ -62,13 +60,17 @@ class AccessCheck:
             raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
         if request.method not in _SAFE and OURS not in request.headers:
             raise refusal(web.HTTPForbidden, f"send the header {OURS}: 1 with requests that change something")
-        if self._guarded(request.path) and not self._knows(request.headers.get(hdrs.AUTHORIZATION, "")):
+        principal = self._principal_of(request)
+        if self._guarded(request.path) and not principal.known:
+            self._server.access.turned_away("http", str(request.remote), principal.name, "unknown")
             self._server.hub.counters.refuse("http", "unauthenticated", str(request.remote), request.path)
             refused = refusal(
                 web.HTTPUnauthorized, "auth.required is on: give a client id of auth.clients and its key"
             )
             refused.headers[hdrs.WWW_AUTHENTICATE] = 'Basic realm="Headrace", charset="UTF-8"'
             raise refused
+        set_principal(request, principal)
+        check_path(self._server.access, request)
         response = await handler(request)
         if not response.prepared:
             response.headers.update(HEADERS)
@@ -77,18 +79,32 @@ class AccessCheck:
     def _guarded(self, path: str) -> bool:
         return self._server.settings.auth.required and path.startswith("/api/") and path not in OPEN
 
-    def _knows(self, given: str) -> bool:
+    def _principal_of(self, request: web.Request) -> Principal:
+        """Return who makes a request: by its bearer token, its client id and key, or its certificate."""
+        principals = self._server.access.principals
+        given = request.headers.get(hdrs.AUTHORIZATION, "")
+        scheme, _, token = given.partition(" ")
+        if scheme.lower() == "bearer":
+            return principals.of_token(token.strip()) or principals.anonymous
+        if (client := self._client_of(given)) is not None:
+            return principals.of_client_id(client) or principals.anonymous
+        transport = request.transport
+        names = certificate_names(None if transport is None else transport.get_extra_info("peercert"))
+        return principals.of_peer("", next(iter(names), ""))
+
+    def _client_of(self, given: str) -> str | None:
+        """Return the client id that an authorization names, if the key with it is right."""
         scheme, _, encoded = given.partition(" ")
         if scheme.lower() != "basic":
-            return False
+            return None
         try:
             name, _, key = b64decode(encoded, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
-            return False
-        known = self._server.settings.auth.clients.get(name.lower())
+            return None
+        known = self._server.access.keys.get(name.lower())
         # The same work for an unknown client: the time it takes must not tell which ids exist.
         right = hmac.compare_digest((known.reveal() if known else "unknown").encode(), key.encode())
-        return known is not None and right
+        return name.lower() if known is not None and right else None
 
     def _called_by_its_name(self, request: web.Request) -> bool:
         transport = request.transport

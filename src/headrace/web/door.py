@@ -21,9 +21,10 @@ from headrace.net.server.accepting import NO_TLS_ANSWER, Endpoint, Listening
 from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
-from headrace.web.access import OPEN, AccessCheck, Handler, refusal
+from headrace.web.access import OPEN, AccessCheck, Handler
 from headrace.web.api import Api, as_json
 from headrace.web.operations import Operations
+from headrace.web.refusals import refusal
 
 MAX_CONNECTIONS: Final = 128
 """Connections to this door. They have a budget of their own: health checks answer when every other door is full."""

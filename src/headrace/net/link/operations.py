@@ -28,6 +28,7 @@ from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
 from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import ProgramReports
+from headrace.net.server.shown_status import shown_to
 from headrace.wire.link import requests as ask
 
 
@@ -90,7 +91,7 @@ class LinkOperations:
         self._stages.tick(now)
 
     def _tell_status(self, connection: LinkConnection, request: ask.StatusRequest, _body: memoryview) -> None:
-        connection.answer(request.id, status=self._status())
+        connection.answer(request.id, status=shown_to(connection.principal, self._status()))
 
     def _report(self, connection: LinkConnection, request: ask.ReportRequest, _body: memoryview) -> None:
         self._reports.take(request.name, request.facts, monotonic())

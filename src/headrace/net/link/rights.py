@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 DOOR: Final = "tube"
 
 _ADMIN: Final = (
-    ask.StatusRequest,
     ask.EntriesRequest,
     ask.ReplicateRequest,
     ask.PassRequest,

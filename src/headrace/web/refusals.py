@@ -1,0 +1,11 @@
+"""Error answers of the http door."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+
+def refusal(kind: type[web.HTTPError], why: str) -> web.HTTPError:
+    """Make an error answer with its reason, in JSON like every other answer."""
+    return kind(text=msgspec.json.encode({"error": why}).decode(), content_type="application/json")
