@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import aiohttp
 import pytest
@@ -42,13 +42,21 @@ C = TypeVar("C", bound=Client)
 
 @dataclass(frozen=True)
 class Doors:
-    """Where clients find a node's doors, by way of wires that can be cut."""
+    """Where clients find a node's doors."""
+
+    WIRED: ClassVar = ("tube_tcp", "tube_ws", "fyrehose", "http", "spp", "publisher", "sdk")
+    """Doors that clients reach by wires that can be cut."""
 
     node: str
-    tube: str
-    fyrehose: str
-    http: str
+    wired: Mapping[str, str]
+    """The near ends of the wires, by door."""
     datagrams: tuple[str, int]
+    """The fyrehose door itself."""
+
+    @property
+    def tube(self) -> str:
+        """The door of tubes over TCP."""
+        return self.wired["tube_tcp"]
 
 
 class Load:
@@ -58,10 +66,10 @@ class Load:
         self.history = history
         self.acknowledged = 0
         """Messages that were acknowledged."""
-        self._random = random
-        self._nodes = nodes
+        self.random = random
+        self.nodes = nodes
         self._before = before
-        self._stopping = False
+        self.stopping = False
         self._publishing: list[asyncio.Task[None]] = []
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._newest: dict[str, int] = {}
@@ -71,16 +79,16 @@ class Load:
 
     async def start(self) -> None:
         """Begin to publish and to read."""
-        for number, node in enumerate(self._nodes):
+        for number, node in enumerate(self.nodes):
             # One that stays with its node, and one that goes to the next when it is lost.
-            self._publish_by(self._link_publisher(f"link{number}", node.tube, node.node))
-            if len(self._nodes) > 1:
-                hosts = ",".join(each.tube for each in (*self._nodes[number:], *self._nodes[:number]))
-                self._publish_by(self._link_publisher(f"roaming{number}", hosts, None))
-            self._publish_by(self._push(f"push{number}", node))
-            self._publish_by(self._watch(node))
-        self._publish_by(self._post(self._nodes[0]))
-        self._publish_by(self._send_datagrams(self._nodes[-1]))
+            self.publish_by(self._link_publisher(f"link{number}", node.tube, node.node))
+            if len(self.nodes) > 1:
+                hosts = ",".join(each.tube for each in (*self.nodes[number:], *self.nodes[:number]))
+                self.publish_by(self._link_publisher(f"roaming{number}", hosts, None))
+            self.publish_by(self._push(f"push{number}", node))
+            self.publish_by(self._watch(node))
+        self.publish_by(self._post(self.nodes[0]))
+        self.publish_by(self._send_datagrams(self.nodes[-1]))
         self.read(self._before)
 
     def read(self, before: int) -> None:
@@ -92,11 +100,11 @@ class Load:
         self._consumed.clear()
         self._before = before
         self._lives += 1
-        for node in self._nodes:
-            self._read_by(f"follow at {node.node}", self._follow(node.tube, before + 1))
-            self._read_by(f"fyrehose at {node.node}", self._receive(node.fyrehose, before + 1))
+        for node in self.nodes:
+            self.read_by(f"follow at {node.node}", self._follow(node.tube, before + 1))
+            self.read_by(f"fyrehose at {node.node}", self._receive(node.wired["fyrehose"], before + 1))
         name = f"consumer/{self._lives}"
-        self._reading[name] = asyncio.create_task(self._consume(name, self._nodes[-1].tube, before + 1))
+        self._reading[name] = asyncio.create_task(self._consume(name, self.nodes[-1].tube, before + 1))
 
     def lost_memory(self, node: str) -> None:
         """Expect nothing of a node but what it says from now on; the others have what it lost."""
@@ -120,7 +128,7 @@ class Load:
 
     async def finish(self) -> None:
         """Let publishers come to their end."""
-        self._stopping = True
+        self.stopping = True
         async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.gather(*self._publishing)
 
@@ -149,10 +157,12 @@ class Load:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _publish_by(self, work: Coroutine[Any, Any, None]) -> None:
+    def publish_by(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have a publisher at work, until :attr:`stopping`."""
         self._publishing.append(asyncio.create_task(work))
 
-    def _read_by(self, name: str, messages: AsyncIterator[Message]) -> None:
+    def read_by(self, name: str, messages: AsyncIterator[Message]) -> None:
+        """Have a reader at work, whose numbers must be whole."""
         name = f"{name} ({self._lives})"
         self._newest[name] = 0
 
@@ -170,9 +180,10 @@ class Load:
 
     # Publishers
 
-    def _payloads(self, name: str, first: int, count: int) -> list[bytes]:
-        filler = self._random.randbytes(64).hex().encode()
-        lengths = (self._random.choice((0, 10, 100, _LONGEST)) for _ in range(count))
+    def payloads(self, name: str, first: int, count: int) -> list[bytes]:
+        """Some messages that nobody else sends."""
+        filler = self.random.randbytes(64).hex().encode()
+        lengths = (self.random.choice((0, 10, 100, _LONGEST)) for _ in range(count))
         return [
             b"%s/%d/" % (name.encode(), each) + (filler * 24)[:length]
             for each, length in enumerate(lengths, first)
@@ -182,8 +193,8 @@ class Load:
         count = 0
         async with _closing(await _link(hosts)) as link:
             publisher = link.publisher(name)
-            while not self._stopping:
-                payloads = self._payloads(name, count, self._random.choice((1, 1, 2, 20)))
+            while not self.stopping:
+                payloads = self.payloads(name, count, self.random.choice((1, 1, 2, 20)))
                 count += len(payloads)
                 op, called = self.history.invoked(name, payloads), self._called(node)
                 try:
@@ -195,19 +206,19 @@ class Load:
                 else:
                     self.history.acknowledged(op, answer.first, answer.last, called)
                     self.acknowledged += len(payloads)
-                await asyncio.sleep(self._random.choice((0.002, 0.01, 0.03)))
+                await asyncio.sleep(self.random.choice((0.002, 0.01, 0.03)))
 
     async def _post(self, node: Doors) -> None:
         """Publish by HTTP. A post that times out may be taken after the next one, so each is a publisher of its own."""
         count = 0
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(5)) as session:
-            while not self._stopping:
+            while not self.stopping:
                 count += 1
-                [payload] = self._payloads("post", count, 1)
+                [payload] = self.payloads("post", count, 1)
                 op, called = self.history.invoked(f"post{count}", [payload]), self._called(node.node)
                 body = {"payload": payload.decode(), "topic": "faults/post"}
                 try:
-                    url = f"http://{node.http}/api/messages"
+                    url = f"http://{node.wired['http']}/api/messages"
                     async with session.post(url, json=body, headers={"X-Headrace": "1"}) as answer:
                         told = await answer.json()
                         if answer.status == 200:
@@ -217,26 +228,26 @@ class Load:
                             self.history.failed(op, str(told))
                 except (OSError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                     self.history.failed(op, repr(error))
-                await asyncio.sleep(self._random.choice((0.01, 0.03)))
+                await asyncio.sleep(self.random.choice((0.01, 0.03)))
 
     async def _push(self, name: str, node: Doors) -> None:
         """Push on one connection until it breaks; nothing is acknowledged, and a new connection may overtake an old."""
-        host, _, port = node.fyrehose.rpartition(":")
+        host, _, port = node.wired["fyrehose"].rpartition(":")
         connections = 0
-        while not self._stopping:
+        while not self.stopping:
             connections += 1
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(5):
                     _, writer = await asyncio.open_connection(host, int(port))
                 with contextlib.closing(writer):
                     for count in range(1, 30):
-                        [payload] = self._payloads(f"{name}.{connections}", count, 1)
+                        [payload] = self.payloads(f"{name}.{connections}", count, 1)
                         self.history.invoked(f"{name}.{connections}", [payload])
                         writer.write(serialize(Push(payload)))
                         async with asyncio.timeout(5):
                             await writer.drain()
                         await asyncio.sleep(0.02)
-                        if self._stopping:
+                        if self.stopping:
                             break
             await asyncio.sleep(0.02)
 
@@ -245,9 +256,9 @@ class Load:
         with socket.socket(type=socket.SOCK_DGRAM) as sock:
             sock.setblocking(False)
             count = 0
-            while not self._stopping:
+            while not self.stopping:
                 count += 1
-                [payload] = self._payloads("datagram", count, 1)
+                [payload] = self.payloads("datagram", count, 1)
                 self.history.invoked(f"datagram{count}", [payload])
                 with contextlib.suppress(OSError):
                     sock.sendto(serialize(Push(payload)), node.datagrams)
@@ -256,7 +267,7 @@ class Load:
     async def _watch(self, node: Doors) -> None:
         """Ask where the head is."""
         async with _closing(await _link(node.tube)) as link:
-            while not self._stopping:
+            while not self.stopping:
                 since, life, called = len(self.history), self._lives, self._called(node.node) or ""
                 with contextlib.suppress(HeadraceError):
                     extent = await link.head()
