@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,37 @@ async def test_a_number_that_is_there_with_other_bytes_is_a_conflict(
     # Neither is a batch taken that begins with other bytes.
     assert (await publish(peer, b"x", b"new", number=0))["error"] == "conflict"
     assert payloads(server) == [b"a"]
+
+
+async def test_repeats_are_compared_by_threads_in_order_and_answered_in_order(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To unpack sealed rows takes milliseconds: a flood of repeats must not stop the event loop."""
+    read, threads = server.hub.log.read, set()
+
+    def noted(*arguments: Any) -> Any:
+        threads.add(threading.current_thread())
+        return read(*arguments)
+
+    async with link_peer(server) as peer, link_peer(server) as other:
+        for number in range(20):
+            assert (await publish(peer, b"%d" % number, number=number))["first"] == number + 1
+        server.hub.log.rotate()
+        assert server.hub.log.seal_next() is not None
+        monkeypatch.setattr(server.hub.log, "read", noted)
+        for number in range(20):
+            await peer.say(rows(b"%d" % number), op="publish", id=number, publisher="p", number=number)
+        await peer.say(rows(b"other"), op="publish", id=20, publisher="p", number=3)
+        await peer.say(rows(b"20"), op="publish", id=21, publisher="p", number=20, follows=True)
+        # Whoever publishes something new does not wait for them.
+        assert (await publish(other, b"new", number=0, name="q"))["ok"]
+        answers = [(await peer.hear())[0] for _ in range(22)]
+        assert [answer["id"] for answer in answers] == list(range(22))
+        assert [answer["first"] for answer in answers[:20]] == list(range(1, 21))
+        assert answers[20]["error"] == "conflict"
+        assert answers[21]["ok"]
+        assert threads
+        assert threading.current_thread() not in threads
 
 
 async def test_attributes_come_again_as_they_were(server: Server, peer: LinkPeer) -> None:

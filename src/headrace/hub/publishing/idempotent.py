@@ -10,7 +10,8 @@ committed. The number tells the cases apart:
 - whether the log has them is forgotten: refused as unknown. Nothing is acknowledged that is not there, and nothing is
   appended that may be.
 
-Requests of one publisher are taken in order: if one waits, so do the next. A publisher that does not await each answer
+Requests of one publisher are taken in order: if one waits, so do the next. One that may be a repeat waits until it is
+compared with the log (:mod:`~headrace.hub.publishing.same_rows`). A publisher that does not await each answer
 marks each request as one that ``follows`` the one before. If that one fails, those after it are refused as well: the
 gap they would leave could not be filled, since lower numbers are refused.
 
@@ -36,7 +37,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
 from headrace.hub.publishing.publisher_numbers import Holder, PublisherNumbers, Span, opening
-from headrace.hub.publishing.same_rows import check_same
+from headrace.hub.publishing.same_rows import Comparisons, Difference, Elsewhere
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     UNCLAIMED,
@@ -68,10 +69,18 @@ class _Open(NamedTuple):
     reply: WhenOpened
 
 
+class _Compared(NamedTuple):
+    """What a comparison with the log has found."""
+
+    request: _Publish
+    places: list[Span]
+    difference: Difference
+
+
 class _Line:
     """One publisher's batches: those appended but not committed, and those that wait."""
 
-    __slots__ = ("opening", "under_way", "waiting")
+    __slots__ = ("compared", "comparing", "opening", "under_way", "waiting")
 
     def __init__(self) -> None:
         self.under_way: deque[int] = deque()
@@ -79,14 +88,23 @@ class _Line:
         self.waiting: deque[_Publish | _Open] = deque()
         self.opening = False
         """Whether the name is being opened."""
+        self.comparing = False
+        """Whether the first that waits is being compared with the log."""
+        self.compared: _Compared | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be forgotten."""
+        return not (self.under_way or self.waiting or self.opening or self.comparing)
 
 
 class IdempotentPublishing:
     """Appends each publisher's rows once, even if they are sent again."""
 
-    def __init__(self, hub: Hub, publishers: PublisherNumbers) -> None:
+    def __init__(self, hub: Hub, publishers: PublisherNumbers, elsewhere: Elsewhere | None = None) -> None:
         self._hub = hub
         self._publishers = publishers
+        self._comparisons = Comparisons(hub.log, elsewhere)
         self._lines: dict[str, _Line] = {}
         self._repeated = hub.counters.counter("repeated")
 
@@ -166,9 +184,10 @@ class IdempotentPublishing:
             else:
                 batch, _, follows, preceding, reply, claim = waiting
                 self._hub.sequencer.publish(batch, reply, follows=follows, preceding=preceding, claim=claim)
-        while line.waiting and not line.opening and self._decide(publisher, line, line.waiting[0]):
-            pass
-        if not line.under_way and not line.waiting and not line.opening:
+        while line.waiting and not line.opening and not line.comparing:
+            if not self._decide(publisher, line, line.waiting[0]):
+                break
+        if line.idle:
             self._lines.pop(publisher, None)
 
     def _decide(self, publisher: str, line: _Line, request: _Publish | _Open) -> bool:
@@ -182,10 +201,18 @@ class IdempotentPublishing:
         repeated = 0 if newest is None or number > newest else min(len(batch), newest - number + 1)
         if repeated < len(batch) and line.under_way and number < line.under_way[-1]:
             return False
+        found = self._publishers.places(publisher, number, number + repeated) if repeated else None
+        refused = None if batch.is_entries else self._refusal(publisher, claim)
+        retried = repeated == len(batch) and self._is_retry_of_another_epoch(publisher, claim)
+        comparable = found if not batch.is_entries and (refused is None or retried) else None
+        if comparable and not self._is_compared(publisher, line, request, comparable):
+            return False
+        difference = None if line.compared is None else line.compared.difference
+        line.compared = None
         line.waiting.popleft()
         try:
-            if not batch.is_entries and not self._taken_before(batch, number, repeated, claim):
-                self._check_holder(publisher, claim)
+            if refused is not None and not (retried and self._taken_before(publisher, found, difference)):
+                raise refused
             if claim.retry is not None:
                 self._check_retry(publisher, claim.retry)
             if repeated < len(batch):
@@ -194,7 +221,7 @@ class IdempotentPublishing:
                 if follows and number > (-1 if newest is None else newest) + 1:
                     reason = f"number {number} of publisher {publisher!r} follows one that was not taken"
                     raise RefusedError("conflict", reason)
-            places = self._places(batch, number, repeated) if repeated else []
+            places = self._places(batch, number, found, difference) if repeated else []
         except HeadraceError as error:
             reply(error)
             return True
@@ -205,30 +232,53 @@ class IdempotentPublishing:
             self._append(line, request, repeated, places)
         return True
 
-    def _check_holder(self, publisher: str, claim: Claim) -> None:
-        """Raise unless the name is the publisher's."""
+    def _is_compared(self, publisher: str, line: _Line, request: _Publish, places: list[Span]) -> bool:
+        """Whether it is known if the log has the same rows at these places; if not, find out."""
+        compared = line.compared
+        if compared is not None and compared.request is request and compared.places == places:
+            return True
+        line.comparing = True
+        at_once = True
+
+        def done(difference: Difference) -> None:
+            line.comparing = False
+            line.compared = _Compared(request, places, difference)
+            if not at_once:
+                self._go_on(publisher, line)
+
+        self._comparisons.compare(request.batch, places, done)
+        at_once = False
+        return not line.comparing
+
+    def _refusal(self, publisher: str, claim: Claim) -> RefusedError | None:
+        """Why somebody may not publish under a name, unless it is theirs."""
         holder = self._publishers.holder(publisher)
         if claim.epoch != (holder.epoch or None):
-            raise _fenced(publisher, claim, holder)
+            return _fenced(publisher, claim, holder)
         if holder.client and claim.client and holder.client != claim.client:
-            raise _forbidden(publisher, holder)
+            return _forbidden(publisher, holder)
+        return None
 
-    def _taken_before(self, batch: Batch, number: int, repeated: int, claim: Claim) -> bool:
-        """Whether this is a retry of what was taken, all of it, before somebody else opened the name.
+    def _is_retry_of_another_epoch(self, publisher: str, claim: Claim) -> bool:
+        holder = self._publishers.holder(publisher)
+        if claim.retry is None or claim.epoch == holder.epoch or not holder.epoch:
+            return False
+        return not (holder.client and claim.client and holder.client != claim.client)
+
+    def _taken_before(self, publisher: str, places: list[Span] | None, difference: Difference) -> bool:
+        """Whether a retry is of what was taken, all of it, before somebody else opened the name.
 
         Only its answer was lost: who is fenced since must not be told that it was not taken, and send it elsewhere.
         What the next holder has published under these numbers is another's, though it may look the same.
         """
-        holder = self._publishers.holder(batch.publisher)
-        if claim.retry is None or repeated < len(batch) or claim.epoch == holder.epoch or not holder.epoch:
+        if not places or difference is not None:
             return False
-        if holder.client and claim.client and holder.client != claim.client:
-            return False
+        last = places[-1]
         try:
-            last = self._places(batch, number, repeated)[-1]
-            return self._hub.log.op_of(last.seq + last.end - last.number - 1) < holder.epoch
-        except (RefusedError, StorageError):
+            op = self._hub.log.op_of(last.seq + last.end - last.number - 1)
+        except StorageError:
             return False
+        return op < self._publishers.holder(publisher).epoch
 
     def _check_retry(self, publisher: str, since: int) -> None:
         """Raise if what was sent first after position ``since`` may be in the log and forgotten."""
@@ -239,10 +289,11 @@ class IdempotentPublishing:
                 "is in the log is not known. Look there before it is published anew",
             )
 
-    def _places(self, batch: Batch, number: int, repeated: int) -> list[Span]:
+    def _places(
+        self, batch: Batch, number: int, places: list[Span] | None, difference: Difference
+    ) -> list[Span]:
         """Return where the log has the first rows of a batch; raise unless it has the same."""
         publisher = batch.publisher
-        places = self._publishers.places(publisher, number, number + repeated)
         if places is None:
             oldest = self._publishers.oldest(publisher)
             if oldest is None or number >= oldest:
@@ -259,8 +310,8 @@ class IdempotentPublishing:
                 f"number {number} of publisher {publisher!r} is older than what is known of it, from {oldest} on: "
                 "whether it is in the log is not known. Look there before it is published anew",
             )
-        if not batch.is_entries:
-            check_same(self._hub.log, batch, places)
+        if difference is not None:
+            raise difference
         return places
 
     def _place_of_repeat(self, batch: Batch, places: list[Span]) -> Published:

@@ -30,6 +30,7 @@ from headrace.errors import (
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.passed import column_texts, unpack_passed
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.same_rows import Elsewhere
 from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Claim, Commit, Opened, Opening, Published, WhenPublished
@@ -171,11 +172,19 @@ class PublishIntake:
     """Tells new rows from repeats, for everyone who publishes at this hub.
 
     ``stages`` is the directory for staged rows that do not fit in memory; files of an earlier run are removed.
+    ``elsewhere`` compares repeats with the log.
     """
 
-    def __init__(self, hub: Hub, publishers: PublisherNumbers, queries: Queries, stages: Path) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        publishers: PublisherNumbers,
+        queries: Queries,
+        stages: Path,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._hub = hub
-        self.idempotent = IdempotentPublishing(hub, publishers)
+        self.idempotent = IdempotentPublishing(hub, publishers, elsewhere)
         self.staging = Staging(stages)
         self.staging.sweep()
         self.commits = StagedCommits(hub, queries, self.staging)

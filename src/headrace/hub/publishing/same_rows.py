@@ -1,9 +1,16 @@
 """Whether rows that come again are those that the log has: a repeat has the same bytes, or it is none.
 
-It is rare that rows come again, so they are compared with the log itself: nothing is kept for it.
+It is rare that rows come again, so they are compared with the log itself: nothing is kept for it. To read them may take
+milliseconds, as sealed segments are unpacked. So a driver may have that done elsewhere, one repeat after another: who
+sends many delays those that send some again, and nobody else.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +20,56 @@ from headrace.hub.publishing.publisher_numbers import Span
 from headrace.log import Log
 from headrace.message import Batch
 
+Difference: TypeAlias = RefusedError | None
+"""Why rows are no repeat, if they are not."""
 
-def check_same(log: Log, batch: Batch, places: list[Span]) -> None:
+WhenCompared: TypeAlias = Callable[[Difference], None]
+
+Elsewhere: TypeAlias = Callable[[Callable[[], Difference], WhenCompared], None]
+"""Does what it is given in a thread, and calls back on the event loop with the result, whatever happens."""
+
+
+class Comparisons:
+    """Compares rows with the log, one batch at a time, ``elsewhere`` or at once."""
+
+    def __init__(self, log: Log, elsewhere: Elsewhere | None = None) -> None:
+        self._log = log
+        self._elsewhere = elsewhere
+        self._waiting: deque[tuple[Callable[[], Difference], WhenCompared]] = deque()
+        self._busy = False
+
+    def compare(self, batch: Batch, places: Sequence[Span], done: WhenCompared) -> None:
+        """Compare the first rows of a batch with those at some places; ``done`` may be called at once."""
+        work = partial(_difference, self._log, batch, places)
+        if self._elsewhere is None:
+            done(work())
+            return
+        self._waiting.append((work, done))
+        self._next()
+
+    def _next(self) -> None:
+        if self._elsewhere is not None and self._waiting and not self._busy:
+            self._busy = True
+            work, done = self._waiting.popleft()
+            self._elsewhere(work, partial(self._done, done))
+
+    def _done(self, done: WhenCompared, difference: Difference) -> None:
+        self._busy = False
+        try:
+            done(difference)
+        finally:
+            self._next()
+
+
+def _difference(log: Log, batch: Batch, places: Sequence[Span]) -> Difference:
+    try:
+        check_same(log, batch, places)
+    except RefusedError as error:
+        return error
+    return None
+
+
+def check_same(log: Log, batch: Batch, places: Sequence[Span]) -> None:
     """Raise unless the first rows of ``batch`` are in the log at these places."""
     for place in places:
         number, seq = place.number, place.seq

@@ -48,6 +48,7 @@ from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.loop_watch import LoopWatch
 from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.reader_threads import ReaderThreads
+from headrace.net.server.repeat_comparison import in_threads
 from headrace.net.server.status_report import facts_of
 from headrace.net.server.steady_clock import SteadyClock
 from headrace.net.server.used_token_files import UsedTokenFiles
@@ -126,6 +127,7 @@ class Server:
             per_address=limits.connections_per_address, total=room_for(limits.connections)
         )
         self.accounts = Accounts(settings)
+        self.unfinished = UnfinishedBytes(max(limits.unfinished_bytes, limits.message_bytes))
         self._turn_due = False
         self._clock = SteadyClock()
         self.reports = ProgramReports()
@@ -341,7 +343,11 @@ class Server:
         self._audit = AuditFile(settings.node.data, self._disk, hub.counters)
         self.access = AccessControl(self._principals, hub.counters, AuditTrail(self._audit, time))
         self._intake = PublishIntake(
-            hub, self.parts.publishers, self.parts.queries, settings.node.data / "stages"
+            hub,
+            self.parts.publishers,
+            self.parts.queries,
+            settings.node.data / "stages",
+            in_threads(self.readers.bulk),
         )
         self.maintenance = LogMaintenance(
             hub,
@@ -377,7 +383,7 @@ class Server:
             self.hub.submit(obey(policy))
 
     async def _open_doors(self) -> None:
-        auth, limits, cluster = self.settings.auth, self.settings.limits, self._cluster
+        auth, cluster = self.settings.auth, self._cluster
         useful = auth.required or ANONYMOUS in self.settings.access
         self._tokens = (
             UsedTokenFiles(self.settings.node.data, self._disk, self.hub.counters) if useful else None
@@ -399,7 +405,7 @@ class Server:
             self._intake,
             authentication,
             self.access,
-            UnfinishedBytes(max(limits.unfinished_bytes, limits.message_bytes)),
+            self.unfinished,
             self.accounts,
             self.entrance,
         )
@@ -452,6 +458,7 @@ class Server:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK)
+            self.unfinished.tick()
             for door in self._doors:
                 door.tick(loop.time())
             self.refusals.sample(loop.time(), self.hub.counters)
