@@ -546,7 +546,7 @@ class TestRefusals:
             ("log.connections", "did you mean limits.connections?"),
             ("logs.fsync_intervall", "did you mean log.fsync_interval?"),
             ("auth.client." + CLIENT, "did you mean auth.clients?"),
-            ("auth.password", "auth has required, insecure, clients, preauth, origins, sha1"),
+            ("auth.password", "auth has required, insecure, clients, first_key, preauth, origins, sha1"),
             ("fyrehose", "fyrehose has allow, coalesce, subscriber_seconds, request_limit"),
             ("dispatcher.x.y.z", "dispatcher has connectors, peers, queue_bytes"),
             ("", SECTIONS),

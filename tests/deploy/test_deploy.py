@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from tests.hubprocess import HubProcess
 
 import headrace
 from headrace.config import DOORS, Settings, load
+from headrace.hub.access.exposure import missing_guard
 from headrace.spark.runtime import standalone
 from headrace.web.metric_names import reference
 
@@ -42,12 +44,60 @@ def test_the_dockerfile() -> None:
 
 def test_the_image_opens_every_door_to_its_network() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
-    set_there = dict(re.findall(r"(HEADRACE_\w+)=(\S+)", text))
+    set_there = dict(re.findall(r"(HEADRACE_\w+)=(\S+)", text.partition("FROM")[2]))
     settings = load(environ=set_there)
     for door in DOORS:
         default = getattr(Settings().listen, door)
         assert str(getattr(settings.listen, door)) == f"0.0.0.0:{default.port}"
         assert re.search(rf"^EXPOSE.*\b{default.port}\b", text, re.MULTILINE), door
+
+
+def test_the_image_asks_who_comes() -> None:
+    set_there = dict(
+        re.findall(r"(HEADRACE_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text().partition("FROM")[2])
+    )
+    settings = load(environ=set_there)
+    assert settings.auth.required
+    assert settings.auth.first_key == settings.node.data / "first-key"
+    assert all(missing_guard(door, settings) is None for door in DOORS)
+
+
+def environment_of(service: dict[str, Any]) -> dict[str, str]:
+    """What a service of a compose file is told, its variables as the shell has them."""
+    given = service.get("environment", {})
+    pairs = given.items() if isinstance(given, dict) else (line.split("=", 1) for line in given)
+    shell = {"CLIENT_ID": "0123456789abcdef01234567", "CLIENT_KEY": "secret", "CLUSTER_KEY": "k"}
+
+    def expand(text: str) -> str:
+        return re.sub(r"\$\{(\w+):[?-]([^}]*)\}", lambda found: shell.get(found[1], found[2]), text)
+
+    return {expand(name): expand(value) for name, value in pairs}
+
+
+def test_a_secret_takes_the_place_of_the_first_key() -> None:
+    path = DEPLOY / "compose.secret.yaml"
+    done = run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", path)
+    assert done.returncode == 0, done.stdout
+    content = yaml.safe_load(path.read_text())
+    beside = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for name, service in content["services"].items():
+        assert name in beside
+        where = load(environ=environment_of(service)).auth.first_key
+        assert where is not None
+        assert [where.name] == service["secrets"] == list(content["secrets"])
+
+
+def test_the_nodes_of_the_cluster_know_their_client_and_each_other() -> None:
+    content = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text())
+    set_there = dict(
+        re.findall(r"(HEADRACE_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text().partition("FROM")[2])
+    )
+    client = environment_of(content["services"]["pipeline"])
+    for name in ("hub-1", "hub-2", "hub-3"):
+        told = {**set_there, **environment_of(content["services"][name])}
+        settings = load(environ=told, sets=["cluster.peers=hub-1:7878,hub-2:7878,hub-3:7878"])
+        assert settings.auth.clients[client["HEADRACE_CLIENT_ID"]].reveal() == client["HEADRACE_KEY"]
+        assert all(missing_guard(door, settings) is None for door in DOORS)
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.cluster.yaml"])
@@ -61,13 +111,7 @@ def test_compose(name: str) -> None:
             assert published.startswith("127.0.0.1:"), "nothing is open to a network until somebody says so"
         for volume in service.get("volumes", ()):
             assert volume.split(":")[0] in content["volumes"]
-        environment = service.get("environment", {})
-        load(
-            environ={
-                key: value.replace("${CLUSTER_KEY:?set CLUSTER_KEY}", "k")
-                for key, value in environment.items()
-            }
-        )
+        load(environ=environment_of(service))
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.cluster.yaml"])
@@ -107,6 +151,16 @@ def test_the_example_settings() -> None:
     settings = load(DEPLOY / "headrace.toml", environ={})
     assert settings.auth.required
     assert settings.listen.fyrehose is None
+    assert missing_guard("tube_tcp", settings) is None
+
+
+def test_the_unit_asks_who_comes() -> None:
+    told = dict(
+        re.findall(r"^Environment=(HEADRACE_\w+)=(\S+)", (DEPLOY / "headrace.service").read_text(), re.MULTILINE)
+    )
+    settings = load(environ=told)
+    assert settings.auth.required
+    assert settings.auth.first_key == Path("/var/lib/headrace/first-key")
 
 
 def test_the_grafana_dashboard_is_what_its_tool_writes_and_asks_for_what_there_is(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace import __version__
+from headrace.cli.terminal.first_key import with_first_key
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.output import console, counted, open_to_everyone
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
@@ -155,6 +156,7 @@ def serve(
         if value is not None:
             settings = settings.override({setting: value}, source=f"--{option}")
     log_to_stderr(log_format, log_level)
+    settings = with_first_key(settings)
     if cluster is not None and not settings.cluster.peers:
         logger.warning("cluster %s: this node is all of it; --peers a:7878,b:7878 names the others", cluster)
     run_hub(settings, ready_file, take_free_ports=False, banner=log_format is LogFormat.TEXT, record=record)

@@ -24,6 +24,7 @@ import typer
 from headrace.cli.pipeline.run import Params, parse_params
 from headrace.cli.serve import Format, Insecure, Level, ReadyFile
 from headrace.cli.terminal.exits import USAGE_ERROR, exit_with_code
+from headrace.cli.terminal.first_key import with_first_key
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
@@ -69,6 +70,7 @@ def up(
     if insecure:
         settings = settings.override({"auth.insecure": True}, source="--insecure")
     log_to_stderr(log_format, log_level)
+    settings = with_first_key(settings)
     if settings.pipeline.params:
         # In a process of its own: it takes all of Spark's Python to know the jobs' parameters.
         check = ChildProcess("check")

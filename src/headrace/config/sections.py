@@ -454,8 +454,8 @@ class Limits:
     unfinished_bytes: int = setting(
         size(16 << 20),
         64 << 20,
-        "Bytes of messages of all peers that have come in part. Past it, peers that are silent in the middle of one"
-        " are cut off; past four times as much, others too.",
+        "Bytes of messages of all peers that have come in part. Past three quarters of it peers wait for one another,"
+        " and those that are silent in the middle of a message are cut off; past 1.4 times as much, others too.",
     )
     # The objects of 100,000 services of some kilobytes each. In memory, a JSON object takes a few times its text.
     state_bytes: int = setting(

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+from headrace.config.first_key import KEY as FIRST_KEY
+from headrace.config.first_key import read_first_key
 from headrace.config.settings import RawValue, Settings, find
 from headrace.errors import ConfigError
 
@@ -70,7 +72,11 @@ def load(
     if path is None and environ.get(FILE_VARIABLE):
         path, named_by = Path(environ[FILE_VARIABLE]), FILE_VARIABLE
     file = () if path is None else from_file(path, named_by)
-    return Settings().gather(chain(file, from_environment(environ), map(from_set, sets)))
+    settings = Settings().gather(chain(file, from_environment(environ), map(from_set, sets)))
+    where = settings.auth.first_key
+    if where is not None and (first := read_first_key(where, settings.source(FIRST_KEY))) is not None:
+        settings = settings.override({f"auth.clients.{first[0]}": first[1]}, source=str(where))
+    return settings
 
 
 def from_file(path: Path, named_by: str) -> Iterator[RawValue]:

@@ -13,6 +13,9 @@ from headrace.cli.terminal import completion
 from headrace.cli.terminal.access import Credentials, HubAccess
 from headrace.cli.terminal.exits import DEBUG_VARIABLE
 from headrace.config import Settings, load
+from headrace.config.first_key import KEY as FIRST_KEY
+from headrace.config.first_key import read_first_key
+from headrace.config.key_files import keys_of
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
 
@@ -164,10 +167,10 @@ def hub_access(given: str | None, door: DoorScheme, client_id: str | None) -> Hu
 
 
 def find_credentials(client_id: str | None, settings: Settings | None = None) -> Credentials | None:
-    """Find the credentials of the client that an option or the environment names, if one does."""
+    """Find the credentials of the client that an option or the environment names; else those of ``auth.first_key``."""
     named = client_id or os.environ.get(CLIENT_VARIABLE)
     if not named:
-        return None
+        return _first_client(settings or load_settings())
     key = find_key(named, settings)
     if key is None:
         raise UsageError(
@@ -181,8 +184,18 @@ def find_key(client_id: str, settings: Settings | None = None) -> str | None:
     """Find a client's key, in the environment or in the settings."""
     if given := os.environ.get(KEY_VARIABLE):
         return given
-    known = (settings or load_settings()).auth.clients.get(client_id.lower())
+    settings = settings or load_settings()
+    known = settings.auth.clients.get(client_id.lower())
+    for name, entry in settings.access.items():
+        if entry.client_id == client_id.lower():
+            known = keys_of(settings).get(name)
     return None if known is None else known.reveal()
+
+
+def _first_client(settings: Settings) -> Credentials | None:
+    where = settings.auth.first_key
+    found = None if where is None else read_first_key(where, settings.source(FIRST_KEY))
+    return None if found is None else Credentials(found[0], found[1].reveal())
 
 
 _LOG_FILES: Final = (".open", ".arrow", ".index", ".snapshot")
