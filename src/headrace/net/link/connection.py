@@ -347,7 +347,7 @@ class LinkConnection:
                         return
                 try:
                     members, self.client = self._door.greet(
-                        request, self.tube.peer.host, self._challenge or secrets.token_hex()
+                        self, request, self._challenge or secrets.token_hex()
                     )
                 except HeadraceError as error:
                     self.fail(request_id, error)

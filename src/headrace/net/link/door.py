@@ -19,8 +19,8 @@ import msgspec
 
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
-from headrace.hub.access.authentication import ADVICE
 from headrace.hub.access.accounts import Resource
+from headrace.hub.access.authentication import ADVICE
 from headrace.hub.access.principal import Principal
 from headrace.message import Batch
 from headrace.net.link.connection import ExplainedError, LinkConnection
@@ -31,11 +31,12 @@ from headrace.net.server.accepting import NO_TLS_ANSWER
 from headrace.net.server.challenge import new_challenge
 from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import ProgramReports
+from headrace.net.server.tls import certificate_names
 from headrace.tube import Tube, TubeOptions, TubeServer, serve
 from headrace.tube.server import Listener
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS
 from headrace.wire.link.requests import HelloRequest
-from headrace.wire.sdk.auth import parse_auth
+from headrace.wire.sdk.auth import client_id_text, parse_auth
 
 Transport = Literal["tcp", "websocket"]
 
@@ -150,7 +151,9 @@ class LinkDoor:
             return None
         return new_challenge(self.hub.log)
 
-    def greet(self, hello: HelloRequest, address: str, challenge: str) -> tuple[dict[str, object], str]:
+    def greet(
+        self, connection: LinkConnection, hello: HelloRequest, challenge: str
+    ) -> tuple[dict[str, object], str]:
         """Check a hello; return the members of its answer, and the client's id if it has proven one."""
         if (reason := self.not_yet()) is not None:
             raise RefusedError("stopping", reason)
@@ -158,7 +161,7 @@ class LinkDoor:
             spoken = ", ".join(map(str, VERSIONS))
             reason = f"this hub speaks version {spoken} of the link, not {hello.version}"
             raise ExplainedError("version", reason, versions=list(VERSIONS))
-        client = self._client_of(hello, address, challenge)
+        client = self._client_of(connection, hello, challenge)
         log = self.hub.log
         return {
             "version": min(hello.version, VERSION),
@@ -170,16 +173,19 @@ class LinkDoor:
             "op": log.head_op,
         }, client
 
-    def _client_of(self, hello: HelloRequest, address: str, challenge: str) -> str:
-        authentication = self._context.authentication
-        if not authentication.useful or (hello.auth is None and not authentication.required):
+    def _client_of(self, connection: LinkConnection, hello: HelloRequest, challenge: str) -> str:
+        authentication, access = self._context.authentication, self._context.access
+        if not authentication.useful or (hello.auth is None and connection.principal.known):
             return ""
         try:
             auth = parse_auth(msgspec.json.encode(hello.auth))
         except MalformedError as error:
+            access.turned_away("tube", connection.peer, "", "malformed" if hello.auth else "unknown")
             raise RefusedError("auth", f"{error.field}: {error.limit}") from None
+        address = connection.tube.peer.host
         client, denied = authentication.judge(auth, time(), address=address, challenge=challenge)
         if denied is not None:
+            access.turned_away("tube", connection.peer, client_id_text(auth.client_id), denied)
             raise RefusedError("auth", f"not proven ({denied}): {ADVICE[denied]}")
         return client
 
@@ -194,7 +200,9 @@ class LinkDoor:
 
     def principal_of(self, tube: Tube) -> Principal:
         """Return who a client is before its hello."""
-        return self._context.access.principals.of_peer("", getattr(tube, "certificate_name", ""))
+        return self._context.access.principals.of_peer(
+            "", next(iter(certificate_names(tube.certificate)), "")
+        )
 
     def identify(self, connection: LinkConnection) -> None:
         """Note who a client is that has said hello."""

@@ -73,6 +73,7 @@ class SdkStream(DoorConnection[SdkDoor]):
             context = self.door.context
             client, denied = context.authentication.judge(frame, time(), address=self.endpoint[0])
             if denied is not None:
+                context.access.turned_away("sdk", self.name, client_id_text(frame.client_id), denied)
                 self.refuse(denied, f"client {client_id_text(frame.client_id)}")
                 return
             if client and (principal := context.access.principals.of_client_id(client)) is not None:

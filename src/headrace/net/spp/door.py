@@ -267,6 +267,8 @@ class SppConnection(DoorConnection[SppDoor]):
             given = self._challenge or secrets.token_hex()
             client, denied = authentication.judge(auth, time(), address=self.endpoint[0], challenge=given)
             if denied is not None:
+                access = self.door.context.access
+                access.turned_away("spp", self.name, client_id_text(auth.client_id), denied)
                 self._deny(denied, f"client {client_id_text(auth.client_id)}")
                 return
             principals = self.door.context.access.principals
