@@ -51,6 +51,8 @@ class Incoming:
         """The rest of what was read."""
         self._delivering = False
         self._held = False
+        self._crowded = False
+        """Whether there is no room for more of an unfinished message."""
         self._choked = False
         """Whether the peer does not take the answers it asked for."""
         self._owed = 0
@@ -58,7 +60,7 @@ class Incoming:
     @property
     def taking(self) -> bool:
         """Whether more may be given to :meth:`receive` now."""
-        return not (self._held or self._choked)
+        return not (self._held or self._choked or self._crowded)
 
     def receive(self, data: Buffer) -> bool:
         """Take bytes, or one WebSocket message; return whether their memory is free again."""
@@ -79,7 +81,18 @@ class Incoming:
     def drop(self) -> None:
         """Forget what was read; what still comes is not wanted either."""
         self._events = _NOTHING
-        self._held = self._choked = False
+        self._held = self._choked = self._crowded = False
+
+    def wait_for_room(self) -> None:
+        """Read nothing until :meth:`has_room`."""
+        if not self._crowded:
+            self._crowded = True
+            self._connection.pause_reading()
+
+    def has_room(self) -> bool:
+        """Go on; return whether the connection is read again."""
+        self._crowded = False
+        return self._go_on()
 
     def owe(self) -> None:
         """Note that the peer is to get an answer."""

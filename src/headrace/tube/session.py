@@ -307,6 +307,15 @@ class TubeSession:
         self._held = size
         unfinished.hold(self, size)
 
+    def wait_for_room(self) -> None:
+        """Read nothing until there is room for an unfinished message."""
+        self._incoming.wait_for_room()
+
+    def go_on(self) -> None:
+        """Read again: there is room."""
+        if self._incoming.has_room():
+            self._liveness.resume(self._loop.time())
+
     def give_up(self, held: int, bound: int) -> None:
         """Cut off the peer: the unfinished messages of all take too much memory."""
         self._held = 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from headrace.client.tls import RenewedContext
 from headrace.errors import StorageError, WireError
@@ -23,7 +23,7 @@ from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionF
 from headrace.hub.access.principal import EVERYTHING, Action, Principal
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.server.accepting import Endpoint, Listening
+from headrace.net.server.accepting import TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening, Refusal
 from headrace.net.server.door import DoorContext
 from headrace.net.server.tls import certificate_names
 from headrace.wire.receive_buffer import Decoder
@@ -46,13 +46,6 @@ OWN_ACCOUNT: Final = Account("this hub", UNLIMITED)
 
 S = TypeVar("S", bound="DoorConnection[Any]")
 D = TypeVar("D", bound="ConnectionGroup[Any]")
-
-
-class Refusal(NamedTuple):
-    """Why a connection is refused: a word to count it under, and a sentence."""
-
-    reason: str
-    detail: str
 
 
 class ConnectionGroup(Generic[S]):
@@ -209,10 +202,14 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """What the peer has, over all its connections."""
         self._over_rate = False
         """Whether the peer waits because it sends too much a second."""
+        self._no_room = False
+        """Whether the peer waits until there is room for more of an unfinished frame."""
         self._owed = False
         """Whether the peer waits for more because it is sent too much a second."""
         self._decoder = decoder
         self._where = ""
+        self._speaks_tls = False
+        """Whether it began with a TLS hello, which is no part of any protocol here."""
         self._crowded = False
         """Whether frames of the last read may be left; nothing more is read until they are taken."""
         self._rest_due = False
@@ -265,7 +262,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
 
     def must_wait(self) -> bool:
         """Return whether what the peer sends has to wait."""
-        return self.door.hub.congested or self.door.stopping or self._full or self._over_rate
+        return (
+            self.door.hub.congested or self.door.stopping or self._full or self._over_rate or self._no_room
+        )
 
     # Called by asyncio.
 
@@ -335,6 +334,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def buffer_updated(self, received: int) -> None:
         """Take what was received."""
         if self.admitted:
+            if self.heard == self.since:
+                self._speaks_tls = self.door.view[:2] == TLS_HELLO
             self.heard = self.loop.time()
             self._received += received
             self.account.receive(received, 0, self.heard)
@@ -567,8 +568,14 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
 
     def refuse(self, reason: str, detail: object) -> None:
         """Count why, and close at once."""
-        self.counters.refuse(self.door.name, reason, self.name, detail)
+        self.note_refusal(reason, detail)
         self.abort()
+
+    def note_refusal(self, reason: str, detail: object) -> None:
+        """Count and log a refusal; what follows a TLS hello at a door without TLS is no other mistake."""
+        if self._speaks_tls:
+            reason, detail = TLS_AT_PLAIN
+        self.counters.refuse(self.door.name, reason, self.name, detail)
 
     def close(self) -> None:
         """Send what is buffered and close."""
@@ -584,6 +591,16 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def origin(self) -> str:
         """The address that the peer comes from."""
         return self.endpoint[0]
+
+    def wait_for_room(self) -> None:
+        """Read nothing until there is room for an unfinished frame."""
+        self._no_room = True
+        self.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again: there is room."""
+        self._no_room = False
+        self.resume_reading()
 
     def give_up(self, held: int, bound: int) -> None:
         """Cut off the peer: the unfinished messages of all take too much memory."""
