@@ -110,6 +110,10 @@ class Load:
         """Expect nothing of a node but what it says from now on; the others have what it lost."""
         self._losses[node] = self._losses.get(node, 0) + 1
 
+    def lives(self, node: str) -> tuple[int, int]:
+        """How often all was read anew, and a node has lost its memory: then nothing said before binds any more."""
+        return self._lives, self._losses.get(node, 0)
+
     def _called(self, node: str | None) -> str | None:
         return node if node not in self._losses else f"{node} after loss {self._losses[node]}"
 
@@ -191,7 +195,7 @@ class Load:
 
     async def _link_publisher(self, name: str, hosts: str, node: str | None) -> None:
         count = 0
-        async with _closing(await _link(hosts)) as link:
+        async with closing(await _link(hosts)) as link:
             publisher = link.publisher(name)
             while not self.stopping:
                 payloads = self.payloads(name, count, self.random.choice((1, 1, 2, 20)))
@@ -266,7 +270,7 @@ class Load:
 
     async def _watch(self, node: Doors) -> None:
         """Ask where the head is."""
-        async with _closing(await _link(node.tube)) as link:
+        async with closing(await _link(node.tube)) as link:
             while not self.stopping:
                 since, life, called = len(self.history), self._lives, self._called(node.node) or ""
                 with contextlib.suppress(HeadraceError):
@@ -278,20 +282,20 @@ class Load:
     # Readers
 
     async def _follow(self, hosts: str, first: int) -> AsyncIterator[Message]:
-        async with _closing(await _link(hosts)) as link:
+        async with closing(await _link(hosts)) as link:
             async for message in link.follow(first):
                 yield message
 
     async def _receive(self, hosts: str, first: int) -> AsyncIterator[Message]:
         url, patience = f"fyrehose://{hosts}", PATIENCE_SECONDS
-        async with _closing(
-            await _opened(lambda: headrace.connect(url, from_seq=first, repair_timeout=patience))
+        async with closing(
+            await opened(lambda: headrace.connect(url, from_seq=first, repair_timeout=patience))
         ) as backbone:
             async for message in backbone:
                 yield message
 
     async def _consume(self, name: str, hosts: str, first: int) -> None:
-        async with _closing(await _link(hosts)) as link:
+        async with closing(await _link(hosts)) as link:
             while True:
                 # A consumer that a hub cannot write down is not there; try again.
                 with contextlib.suppress(RefusedError):
@@ -305,7 +309,7 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def _closing(client: C) -> AsyncIterator[C]:
+async def closing(client: C) -> AsyncIterator[C]:
     """Close a client in the end, whatever it still has under way."""
     try:
         yield client
@@ -314,10 +318,10 @@ async def _closing(client: C) -> AsyncIterator[C]:
 
 
 async def _link(hosts: str) -> LinkClient:
-    return await _opened(lambda: headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS))
+    return await opened(lambda: headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS))
 
 
-async def _opened(make: Callable[[], C]) -> C:
+async def opened(make: Callable[[], C]) -> C:
     """Open a client; there may be nobody yet."""
     while True:
         with contextlib.suppress(UnreachableError, RefusedError):
