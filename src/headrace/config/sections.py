@@ -6,6 +6,8 @@ A section is a frozen dataclass whose fields are settings; :class:`~headrace.con
 # ruff: noqa: RUF009 -- every default that is a call below gives a dataclasses.field().
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -83,6 +85,23 @@ def host_name() -> str:
     """Give this machine's name, cut to the longest name of a node."""
     name = platform.node().encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore")
     return name if name and name.isprintable() else "headrace"
+
+
+def memory_share() -> int | None:
+    """Give three quarters of the memory that this process may have; ``None`` if the system does not tell."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for place in _GROUP_MEMORY:
+        # The word "max" stands for no limit.
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(Path(place).read_text()))
+    most = min(found, default=0) * 3 // 4
+    return max(most, 64 << 20) if most > 0 else None
+
+
+_GROUP_MEMORY: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where a control group's limit stands, by its version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,6 +509,12 @@ class Limits:
     )
     sent_bytes_per_second: int | None = setting(
         or_off(size(1)), None, "The most bytes a second to one client; past it, the client waits for more."
+    )
+    memory: int | None = setting(
+        or_off(size(64 << 20)),
+        memory_share,
+        "Bytes of memory past which publishers wait and new connections are refused.",
+        shown="three quarters of the machine's memory, or of what its control group may have",
     )
     handshake_seconds: float = setting(
         seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."

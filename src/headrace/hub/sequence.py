@@ -114,6 +114,8 @@ class Hub:
         self.shortage: StorageError | None = None
         """Why messages are refused for now, if they are: the disk is nearly full. Entries are still taken."""
         self._uncommitted = 0
+        self.short_of_memory = False
+        """Whether publishers wait because the hub takes too much memory; its owner looks after that."""
 
     def commit_by(self, rule: CommitRule) -> None:
         """Let ``rule`` decide when appended messages are committed; the default is at once."""
@@ -139,7 +141,9 @@ class Hub:
     @property
     def congested(self) -> bool:
         """Whether publishers must wait, here or at the hub that numbers what they send."""
-        return self.crowded or (self.sequencer is not None and self.sequencer.congested)
+        return (
+            self.crowded or self.short_of_memory or (self.sequencer is not None and self.sequencer.congested)
+        )
 
     @property
     def crowded(self) -> bool:

@@ -40,6 +40,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "received": (("origin",), "Messages in, by protocol."),
     "delivered": (("door", "transport"), "Messages out."),
     "consumers_expired": ((), "Durable consumers that were removed because nobody used them."),
+    "memory_shortages": ((), "Times the hub took more memory than limits.memory, and made publishers wait."),
     "slow_turns": ((), "Turns of the event loop over 100 ms; the hub's log names what took so long."),
     "rate_pauses": (("door",), "Times a client had to wait because it sent more a second than it may."),
     "refused": (("door", "reason"), "Requests and frames of peers that were refused."),

@@ -221,6 +221,8 @@ class LinkConnection:
             raise RefusedError("stopping", "the tube has ended")
         if len(self._streams) >= MAX_STREAMS:
             raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
+        if self._door.admission.shut is not None:
+            raise ExplainedError("busy", self._door.admission.shut)
         if (detail := self.account.lacks(Resource.SUBSCRIPTIONS)) is not None:
             raise RefusedError("limit", detail)
 

@@ -54,9 +54,13 @@ class Admission:
         """Connections by address and door."""
         self._of_address: Counter[str] = Counter()
         self._count = 0
+        self.shut: str | None = None
+        """Why nobody is admitted at all, if so."""
 
     def admit(self, address: str, door: str = "") -> str | None:
         """Take one more connection from ``address`` at ``door``; return why not, if it must be refused."""
+        if self.shut is not None:
+            return self.shut
         if self._count >= self._total:
             return f"{self._total} connections are open ({self._setting})"
         if self.is_crowded(address, door):

@@ -30,6 +30,7 @@ WINDOW_SECONDS: Final = 60.0
 _REMEDIES: Final = {
     "sync": "check the disk, then restart the hub: nothing is acknowledged until then",
     "room": "free some space, or lower log.retain_bytes: messages are taken again by themselves",
+    "memory": "see headrace top for who has the most; raise limits.memory, or give the hub a larger machine",
     "seal": "it is tried again: free some space, or check the disk",
     "trim": "it is tried again: check the disk and the directory's permissions",
     "snapshot": "it is tried again: free some space, or check the disk",

@@ -81,6 +81,8 @@ def facts_of(server: Server) -> dict[str, object]:
         },
         "connections": server.connections,
         "loop": server.watch.facts(),
+        "memory": {"bytes": server.memory.used, "most_bytes": server.memory.most},
+        "unfinished": {"bytes": server.unfinished.total, "waiting": server.unfinished.waiting},
         "accounts": accounts_shown(server.accounts),
         "state": {"bytes": parts.services.total_bytes, "most_bytes": parts.services.policy.most_bytes},
         "measure": measured(parts.services),
