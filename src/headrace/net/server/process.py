@@ -46,6 +46,7 @@ from headrace.net.server.door import Door, DoorContext, close_all
 from headrace.net.server.doors import DoorOpener
 from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.loop_watch import LoopWatch
+from headrace.net.server.memory_room import MemoryRoom
 from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.reader_threads import ReaderThreads
 from headrace.net.server.repeat_comparison import in_threads
@@ -111,6 +112,7 @@ class Server:
         self.entrance: Entrance
         self.maintenance: LogMaintenance
         self.watch: LoopWatch
+        self.memory: MemoryRoom
         self._upstream: Upstream | None = None
         self._cluster: ClusterNode | None = None
         self._parcel: socket.socket | None = None
@@ -300,7 +302,9 @@ class Server:
         """Why this hub cannot take messages, if so: its disk, its cluster, or its upstream hub."""
         above = self._upstream if self._cluster is None else self._cluster
         full = None if self.hub.shortage is None else str(self.hub.shortage)
-        return self.hub.log.failure or full or (None if above is None else above.problem)
+        return (
+            self.hub.log.failure or full or self.memory.problem or (None if above is None else above.problem)
+        )
 
     @property
     def problems(self) -> dict[str, str]:
@@ -311,6 +315,8 @@ class Server:
             told["sync"] = self.hub.log.failure
         if above is not None and above.problem is not None:
             told["cluster" if self._cluster is not None else "upstream"] = above.problem
+        if self.memory.problem is not None:
+            told["memory"] = self.memory.problem
         return told
 
     def write_ready_file(self, path: Path) -> None:
@@ -339,6 +345,7 @@ class Server:
         hub.relieved = self._relieved
         self.hub = hub
         self.watch = LoopWatch(hub.counters)
+        self.memory = MemoryRoom(hub, self.admission, settings.limits.memory)
         self.entrance = Entrance(settings, hub.counters)
         self._audit = AuditFile(settings.node.data, self._disk, hub.counters)
         self.access = AccessControl(self._principals, hub.counters, AuditTrail(self._audit, time))
@@ -459,6 +466,7 @@ class Server:
         while True:
             await asyncio.sleep(_TICK)
             self.unfinished.tick()
+            self.memory.look(loop.time())
             for door in self._doors:
                 door.tick(loop.time())
             self.refusals.sample(loop.time(), self.hub.counters)
