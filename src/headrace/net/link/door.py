@@ -59,6 +59,7 @@ class LinkDoor:
         self.counters = context.hub.counters
         self.hub = context.hub
         self.accounts = context.accounts
+        self.admission = context.admission
         self._context = context
         self._cache = row_cache()
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
