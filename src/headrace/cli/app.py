@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import bench, conform, decode, doctor, pub, replay, serve, sub, tail, top, up
+from headrace.cli import audit, bench, conform, decode, doctor, pub, reload, replay, serve, sub, tail, top, up
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.demo import command as demo
@@ -77,6 +77,12 @@ app.add_typer(
 app.add_typer(cluster, name="cluster", rich_help_panel=_KEEP, short_help="Show a cluster, replace a node.")
 app.add_typer(
     pipeline, name="pipeline", rich_help_panel=_KEEP, short_help="Spark jobs over a hub's messages."
+)
+add_command(app, "audit", *audit.EXAMPLES, panel=_KEEP, short="Who was let in, refused what, changed what.")(
+    audit.audit
+)
+add_command(app, "reload", *reload.EXAMPLES, panel=_KEEP, short="Have a hub load its principals again.")(
+    reload.reload
 )
 add_command(app, "decode", *decode.EXAMPLES, panel=_KEEP, short="Print the frames in captures.")(
     decode.decode

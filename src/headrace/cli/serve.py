@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -142,7 +142,8 @@ def serve(
     auth.required, or --insecure.
 
     SIGTERM and Ctrl-C drain: the hub stops accepting, writes out what it holds and exits with 0 within
-    limits.drain_seconds. A second signal ends it at once; committed messages are safe either way.
+    limits.drain_seconds. A second signal ends it at once; committed messages are safe either way. SIGHUP loads the
+    principals and their rights again, as `headrace reload` does.
     """
     settings = load_settings(config, data, sets)
     given = {
@@ -204,6 +205,8 @@ def run_hub(
 
 async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Server], None]) -> None:
     stop = _stop_on_signals()
+    running = [server]
+    _reload_on_signal(running)
     try:
         await server.start()
     except ConfigError as error:
@@ -223,6 +226,7 @@ async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Se
         # A node that fell too far behind starts over from a snapshot; clients see a short restart.
         server = server.successor()
         await server.start()
+        running[:] = [server]
 
 
 def _naming_the_other_hub(error: ConfigError) -> ConfigError:
@@ -273,6 +277,18 @@ def _stop_on_signals() -> asyncio.Event:
     for each in signals:
         loop.add_signal_handler(each, stop_once)
     return stop
+
+
+def _reload_on_signal(running: Sequence[Server]) -> None:
+    """Load the running hub's settings again on SIGHUP."""
+    import asyncio
+
+    def reload() -> None:
+        for server in running:
+            if server.ready:
+                server.reloading.try_reload()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from headrace.config.sections import (
     Services,
 )
 from headrace.config.settings import Settings, reference
-from headrace.config.sources import load
+from headrace.config.sources import load, load_again
 from headrace.config.value_types import Address, PeerAddress, Secret
 
 __all__ = [
@@ -60,5 +60,6 @@ __all__ = [
     "Services",
     "Settings",
     "load",
+    "load_again",
     "reference",
 ]

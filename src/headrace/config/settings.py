@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,6 +44,14 @@ class RawValue(NamedTuple):
     """Whether it is text from the command line or a variable, which may be TOML."""
 
 
+class LoadedFrom(NamedTuple):
+    """The sources of settings: the file, our variables of the environment, and each ``--set``."""
+
+    path: Path | None
+    environ: Mapping[str, str]
+    sets: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Every setting, by section: ``settings.log.fsync``."""
@@ -62,6 +71,10 @@ class Settings:
     tls: Tls = field(default_factory=Tls)
     limits: Limits = field(default_factory=Limits)
     _sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    loaded: LoadedFrom | None = field(default=None, repr=False, compare=False)
+    """What :func:`~headrace.config.sources.load` was given, so that it can be done again."""
+    overrides: tuple[tuple[Mapping[str, object], str], ...] = field(default=(), repr=False, compare=False)
+    """What was overridden since, and the option that did it."""
 
     def source(self, key: str) -> str:
         """Return the source of a setting's value: a file, a variable, an option, or ``default``."""
@@ -75,7 +88,10 @@ class Settings:
 
     def override(self, values: Mapping[str, object], *, source: str) -> Settings:
         """Change some settings, by dotted key; ``source`` names the option that sets them."""
-        return self.gather(RawValue(key, plain(value, reveal=True), source) for key, value in values.items())
+        changed = self.gather(
+            RawValue(key, plain(value, reveal=True), source) for key, value in values.items()
+        )
+        return replace(changed, overrides=(*self.overrides, (dict(values), source)))
 
     def gather(self, given: Iterable[RawValue]) -> Settings:
         """Apply values to these settings, in order; a later value wins."""
@@ -94,7 +110,7 @@ class Settings:
                     value = MappingProxyType({**table, entry[0]: value})
                 names[name] = value
                 sources[key] = one.source
-        sections = {
+        sections: dict[str, Any] = {
             section: MappingProxyType({**getattr(self, section), **names})
             if section in _NAMED
             else replace(getattr(self, section), **names)
@@ -244,6 +260,6 @@ _NAMED: dict[str, Callable[[str], str]] = {"access": principal_name}
 _SECTIONS: dict[str, Any] = {
     item.name: Access if item.name == "access" else item.default_factory
     for item in fields(Settings)
-    if item.name != "_sources"
+    if item.name not in ("_sources", "loaded", "overrides")
 }
 _SETTINGS = dict(_entries())

@@ -10,12 +10,13 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from headrace.config.first_key import KEY as FIRST_KEY
 from headrace.config.first_key import read_first_key
-from headrace.config.settings import RawValue, Settings, find
+from headrace.config.settings import LoadedFrom, RawValue, Settings, find
 from headrace.errors import ConfigError
 
 PREFIX = "HEADRACE_"
@@ -76,7 +77,19 @@ def load(
     where = settings.auth.first_key
     if where is not None and (first := read_first_key(where, settings.source(FIRST_KEY))) is not None:
         settings = settings.override({f"auth.clients.{first[0]}": first[1]}, source=str(where))
-    return settings
+    ours = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
+    return replace(settings, loaded=LoadedFrom(path, ours, tuple(sets)), overrides=())
+
+
+def load_again(settings: Settings) -> Settings:
+    """Load settings from where they came from, as that is now, with what was overridden since."""
+    if settings.loaded is None:
+        return settings
+    path, environ, sets = settings.loaded
+    again = load(path, environ=environ, sets=sets)
+    for values, source in settings.overrides:
+        again = again.override(values, source=source)
+    return again
 
 
 def from_file(path: Path, named_by: str) -> Iterator[RawValue]:

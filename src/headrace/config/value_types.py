@@ -265,7 +265,9 @@ def budget(names: Sequence[str]) -> ValueType[tuple[str, int]]:
             raise ValueError(value)
         return name, _within(_parse_size(number), 1)
 
-    return ValueType(f"a name and a number, such as `state_bytes 64MiB`; the names are {', '.join(names)}", read)
+    return ValueType(
+        f"a name and a number, such as `state_bytes 64MiB`; the names are {', '.join(names)}", read
+    )
 
 
 def hex_digits(digits: int) -> ValueType[str]:

@@ -37,6 +37,16 @@ class StateRequests(Client):
         """Report what this program is doing; the hub's status shows it under ``name``. It is not logged."""
         await self._connection.call(lambda n: ask.ReportRequest(id=n, name=name, facts=dict(facts)))
 
+    async def reload(self) -> dict[str, Any]:
+        """Have the hub load its settings again.
+
+        Returns which are in force now (``changed``), which need a ``restart``, and how many connections were ``closed``
+        because what they might do they may no longer.
+        """
+        answer = await self._connection.call(lambda n: ask.ReloadRequest(id=n))
+        reloaded: dict[str, Any] = answer.head["reloaded"]
+        return reloaded
+
     async def lost(self, reader: str | None = None) -> dict[str, dict[str, Any]]:
         """Return what each reader, or one, has lost: the number of ``messages``, and the newest ``ranges`` of them."""
         answer = await self._connection.call(lambda n: ask.LostRequest(id=n, reader=reader))

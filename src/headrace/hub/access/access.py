@@ -10,7 +10,7 @@ one, or tells it that its right is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -47,6 +47,8 @@ class AccessControl:
         self.audit = audit
         self.keys: dict[str, Secret] = dict(principals.keys)
         """Every client's key, by client id; the table stays the same when its content is replaced."""
+        self.load_again: Callable[[], Mapping[str, Any]] = dict
+        """Loads the settings again, and returns what came of it; the hub's process sets it."""
         self._counters = counters
         self._holders: dict[PrincipalHolder, None] = {}
 

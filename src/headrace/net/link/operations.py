@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from headrace.errors import LimitError, RefusedError, TrimmedError
+from headrace.errors import ConfigError, LimitError, RefusedError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.services.publish import ServicePublishing
 from headrace.hub.state import entry
@@ -48,6 +48,7 @@ class LinkOperations:
         self._log = hub.log
         self._status = status
         self._reports = reports
+        self._access = context.access
         self._rights = rights = LinkRights(context.access)
         changes = ServicePublishing(hub, parts.services)
         bodies = RequestBodies(
@@ -74,6 +75,7 @@ class LinkOperations:
             ask.AbortRequest: self._stages.abort,
             ask.SnapshotRequest: reading.snapshot,
             ask.ReportRequest: self._report,
+            ask.ReloadRequest: self._reload,
             ask.LostRequest: LinkLostRanges(hub, parts.losses).lost,
             ask.SubscriptionsRequest: reading.subscriptions,
             ask.AckRequest: consumers.ack,
@@ -96,6 +98,13 @@ class LinkOperations:
     def _report(self, connection: LinkConnection, request: ask.ReportRequest, _body: memoryview) -> None:
         self._reports.take(request.name, request.facts, monotonic())
         connection.answer(request.id)
+
+    def _reload(self, connection: LinkConnection, request: ask.ReloadRequest, _body: memoryview) -> None:
+        try:
+            connection.answer(request.id, reloaded=self._access.load_again())
+        except ConfigError as error:
+            # The settings are the operator's, not the client's.
+            raise RefusedError("settings", str(error)) from None
 
     def _holds(self, connection: LinkConnection, request: ask.HoldsRequest, _body: memoryview) -> None:
         holds = self._hub.state.holds

@@ -30,6 +30,7 @@ _ADMIN: Final = (
     ask.PassRequest,
     ask.SnapshotRequest,
     ask.ReportRequest,
+    ask.ReloadRequest,
     ask.SubscriptionsRequest,
 )
 """Requests about the hub itself, or about everybody's state."""
@@ -128,6 +129,8 @@ class LinkRights:
                 self._changed(connection, f"{request.action} service", request.service)
             case ask.ConsumersRequest(action="reset" | "remove"):
                 self._changed(connection, f"{request.action} consumer", request.consumer)
+            case ask.ReloadRequest():
+                self._changed(connection, "reload", "")
             case ask.HoldsRequest(name=str()):
                 self._changed(connection, "release hold" if request.release else "hold", request.name)
 

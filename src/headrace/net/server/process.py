@@ -49,6 +49,7 @@ from headrace.net.server.loop_watch import LoopWatch
 from headrace.net.server.memory_room import MemoryRoom
 from headrace.net.server.program_reports import ProgramReports
 from headrace.net.server.reader_threads import ReaderThreads
+from headrace.net.server.reloading import Reloading
 from headrace.net.server.repeat_comparison import in_threads
 from headrace.net.server.status_report import facts_of
 from headrace.net.server.steady_clock import SteadyClock
@@ -103,6 +104,7 @@ class Server:
         self._tokens: UsedTokenFiles | None = None
         self._principals: Principals
         self._audit: AuditFile
+        self.reloading: Reloading
         self._intake: PublishIntake
         self.parts = StateParts()
         self.services = self.parts.services
@@ -182,7 +184,7 @@ class Server:
             raise
         if log.lock is not None:
             log.lock.tell(doors=self.doors)
-        for loop in [*self.maintenance.loops(), self._tick]:
+        for loop in [*self.maintenance.loops(), self.reloading.watch, self._tick]:
             task = asyncio.ensure_future(loop())
             task.add_done_callback(self._ended)
             self._tasks.append(task)
@@ -349,6 +351,8 @@ class Server:
         self.entrance = Entrance(settings, hub.counters)
         self._audit = AuditFile(settings.node.data, self._disk, hub.counters)
         self.access = AccessControl(self._principals, hub.counters, AuditTrail(self._audit, time))
+        self.reloading = Reloading(settings, self.access, self._take_settings)
+        self.access.load_again = lambda: self.reloading.reload().facts()
         self._intake = PublishIntake(
             hub,
             self.parts.publishers,
@@ -428,6 +432,10 @@ class Server:
         http = self.settings.listen.http
         if http is not None and self._start_http is not None:
             self._http = await self._start_http(self, self.binder.stream("http", http))
+
+    def _take_settings(self, settings: Settings) -> None:
+        self.settings = settings
+        self.accounts.reload(settings)
 
     def _add(self, door: Door) -> None:
         self._doors.append(door)

@@ -244,6 +244,10 @@ class ReportRequest(_Request, frozen=True, kw_only=True):
     facts: dict[str, Any]
 
 
+class ReloadRequest(_Request, frozen=True, kw_only=True):
+    """Have the hub load its settings again."""
+
+
 class LostRequest(_Request, frozen=True, kw_only=True):
     """List the ranges that readers found missing and skipped, or report one."""
 
@@ -256,7 +260,7 @@ Request: TypeAlias = (
     HelloRequest | HeadRequest | StatusRequest | ReadRequest | FollowRequest | EntriesRequest
     | ReplicateRequest | MoreRequest | CancelRequest | PublishRequest | PassRequest | PublisherRequest
     | StageRequest | CommitRequest | AbortRequest | HoldsRequest | SnapshotRequest | ServicesRequest
-    | SubscriptionsRequest | ConsumersRequest | AckRequest | ReportRequest | LostRequest
+    | SubscriptionsRequest | ConsumersRequest | AckRequest | ReportRequest | ReloadRequest | LostRequest
 )  # fmt: skip
 
 OPERATIONS: Final[dict[str, type[Request]]] = {_operation(kind.__name__): kind for kind in get_args(Request)}
