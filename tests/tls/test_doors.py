@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.tls.conftest import TlsHub
@@ -16,6 +16,7 @@ from tests.tls.conftest import TlsHub
 import headrace
 from headrace.config import DOORS
 from headrace.errors import UnreachableError
+from headrace.testing import Hub
 
 SECONDS = 20.0
 
@@ -142,6 +143,33 @@ async def test_who_speaks_plainly_is_told_of_tls(tls: TlsHub) -> None:
     with pytest.raises(UnreachableError, match=r"tube\+tls://"):
         async with tls.hub.connect("tube://"):
             pass
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[TlsHub]:
+    """A hub without TLS."""
+    with Hub({"limits.handshake_seconds": 0.5, "limits.slow_seconds": 0.5}) as hub:
+        yield TlsHub(hub, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_tls_hello_at_a_plain_door_is_named_as_such(plain: TlsHub, door: str) -> None:
+    name = {"tube_tcp": "tube", "tube_ws": "tube"}.get(door, door)
+    before = plain.refusals(name, "tls")
+    context = ssl.create_default_context()
+    with (
+        plain.dial(door) as sock,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        context.wrap_socket(sock, server_hostname="127.0.0.1")
+    until("it is counted", lambda: plain.refusals(name, "tls") == before + 1)
+
+
+async def test_who_speaks_tls_to_a_plain_door_is_told_so(plain: TlsHub) -> None:
+    for scheme in ("fyrehose+tls", "tube+tls", "wss", "publisher+tls"):
+        with pytest.raises(UnreachableError, match="may not speak TLS|does not speak TLS"):
+            async with plain.hub.connect(scheme):
+                pass
 
 
 async def _take(stream, count: int):  # type: ignore[no-untyped-def]

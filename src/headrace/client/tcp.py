@@ -45,7 +45,9 @@ class TcpConnection(asyncio.BaseProtocol):
         host, port = self.address.host, self.address.port
         try:
             await self._loop.create_connection(lambda: self, host, port, **dial_arguments(tls, self.address))
-        except ssl.SSLError as error:
+        except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
+            if tls is None:
+                raise
             raise UnreachableError(str(self.address), explain(error, host)) from None
         return self
 

@@ -42,6 +42,7 @@ _OUR_CERTIFICATE: Final = (
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
 )
+_ENDED: Final = "the connection ended in the TLS handshake: what answers there may not speak TLS"
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
@@ -194,8 +195,10 @@ def first_certificate(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(text[begin : end + len(_END)])
 
 
-def explain(error: ssl.SSLError, host: str) -> str:
+def explain(error: ssl.SSLError | ConnectionError, host: str) -> str:
     """Say why a handshake with ``host`` failed, and what to do about it."""
+    if not isinstance(error, ssl.SSLError):
+        return _ENDED
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_AUTHORITY:
             return (
@@ -223,7 +226,7 @@ def explain(error: ssl.SSLError, host: str) -> str:
             " signed by the authority in its tls.ca"
         )
     if isinstance(error, ssl.SSLEOFError) or reason == "UNEXPECTED_EOF_WHILE_READING":
-        return "the connection ended in the TLS handshake: what answers there may not speak TLS"
+        return _ENDED
     return f"TLS failed ({told(error)})"
 
 

@@ -66,6 +66,11 @@ class Tube:
         return self._session.certificate
 
     @property
+    def first_bytes(self) -> bytes:
+        """The first two bytes that the peer sent: of one that took this for another protocol, they tell which."""
+        return self._session.first_bytes
+
+    @property
     def local(self) -> Address:
         """Our own end's address."""
         return self._session.local

@@ -123,6 +123,11 @@ class TubeSession:
         return self._connection.certificate
 
     @property
+    def first_bytes(self) -> bytes:
+        """The first two bytes that the peer sent."""
+        return self._connection.first_bytes
+
+    @property
     def local(self) -> Address:
         """Our own address."""
         return self._connection.local

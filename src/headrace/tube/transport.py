@@ -30,6 +30,8 @@ READ_BYTES = 256 << 10
 
 SMALLEST_READ = 16 << 10
 
+_FIRST = 2
+
 _TOO_LONG = 0.005
 """Seconds that processing one read may take."""
 
@@ -63,6 +65,8 @@ class TubeTransport(asyncio.BufferedProtocol):
         self._read_size = SMALLEST_READ
         self.written = 0
         """Bytes handed to the transport so far."""
+        self.first_bytes = b""
+        """What the peer sent first, of which two bytes tell another protocol."""
         self.origin: Address | None = None
         """The peer's address, if it is another than the socket's: one that a proxy has named."""
 
@@ -142,6 +146,8 @@ class TubeTransport(asyncio.BufferedProtocol):
     def buffer_updated(self, received: int) -> None:
         """Take what was read."""
         began = self._session.hear()
+        if not self.first_bytes:
+            self.first_bytes = bytes(self._buffer.view[: min(received, _FIRST)])
         if not self._take(self._buffer.view[:received]):
             self._buffer.keep()
         self._session.hold_unfinished()

@@ -8,6 +8,7 @@ of a client must be with one log: sequence numbers mean nothing in another.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from headrace.client.link.requests import LinkSession, LostTubeError, Make, R, check
 from headrace.client.reconnect import ATTEMPT_SECONDS, DialPlan, dial_hosts, redial
+from headrace.client.tls import RenewedContext, explain
 from headrace.config import Address
 from headrace.errors import (
     ClosedError,
@@ -35,23 +37,33 @@ _MOST_LOST: Final = 10
 """Tubes that one request may lose: a request that breaks each of them would break the next too."""
 _REFUSED: Final = "nobody listens there; is the hub running? `headrace serve` starts one"
 _NO_LINK: Final = (
-    "what answers there is not the link: that is the door listen.tube_tcp, by default on port 8081"
+    "what answers there is not the link: that is the door listen.tube_tcp, by default on port 8081,"
+    " and tube+tls:// where the hub has tls.cert"
 )
 _NO_ANSWER: Final = f"no answer in time: the hub hangs, or {_NO_LINK}"
 _IDLE_SECONDS: Final = 2.0
 _PONG_SECONDS: Final = 3.0
 
-Sign = Callable[[], Mapping[str, Any]]
-"""Makes the ``auth`` of a hello, a new one each time."""
+Sign = Callable[[str | None], Mapping[str, Any]]
+"""Makes the ``auth`` of a hello: it signs the hub's challenge, or asks for one."""
 
 
 class LinkDialer:
     """Opens tubes to hubs, and says hello."""
 
-    def __init__(self, hosts: Sequence[Address], name: str, sign: Sign | None, scheme: str = "tube") -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Address],
+        name: str,
+        sign: Sign | None,
+        scheme: str = "tube",
+        tls: RenewedContext | None = None,
+    ) -> None:
+        """``scheme`` is ``tube`` or ``ws``; with ``tls`` they are ``tube+tls`` and ``wss``."""
         self._name = name
+        self._tls = tls
         self._sign = sign
-        self._scheme = scheme
+        self._scheme = scheme if tls is None else {"tube": "tube+tls", "ws": "wss"}[scheme]
         self._options = TubeOptions(max_message=MAX_ANSWER, max_inflated=MAX_ANSWER, compress=False)
         if len(hosts) > 1:
             # Where there is another host to go to, one that hangs is not waited for as long.
@@ -60,12 +72,19 @@ class LinkDialer:
     async def dial(self, address: Address) -> LinkSession:
         """Connect to a host; :class:`~headrace.errors.UnreachableError` if it cannot serve us now."""
         try:
-            tube = await connect(f"{self._scheme}://{address}", options=self._options)
+            context = None if self._tls is None else self._tls.current()
+            tube = await connect(f"{self._scheme}://{address}", options=self._options, tls=context)
         except WireError as error:
             raise UnreachableError(str(address), f"{_NO_LINK} ({error})") from None
         except UnreachableError as error:
+            handshake = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError)
+            if self._tls is not None and isinstance(error.__cause__, handshake):
+                raise UnreachableError(str(address), explain(error.__cause__, address.host)) from None
             refused = isinstance(error.__cause__, ConnectionRefusedError)
-            raise UnreachableError(str(address), _REFUSED if refused else error.reason) from None
+            reason = _REFUSED if refused else error.reason
+            if self._tls is None and error.__cause__ is None and "before the tube was open" in reason:
+                reason = f"{reason}: {_NO_LINK}"
+            raise UnreachableError(str(address), reason) from None
         session = LinkSession(tube)
         try:
             tube.attach(session)
@@ -82,9 +101,11 @@ class LinkDialer:
         return session
 
     async def _greet(self, session: LinkSession) -> None:
-        auth = None if self._sign is None else dict(self._sign())
-        hello = await session.call(lambda n: HelloRequest(id=n, version=VERSION, name=self._name, auth=auth))
-        if auth is None and hello.head.get("error") == "auth":
+        hello = await self._say_hello(session, None)
+        challenge = hello.head.get("challenge")
+        if self._sign is not None and isinstance(challenge, str) and "error" not in hello.head:
+            hello = await self._say_hello(session, challenge)
+        if self._sign is None and hello.head.get("error") == "auth":
             raise RefusedError("auth", "the hub serves only clients it knows: give a client id and its key")
         check(hello)
         if (version := hello.head.get("version")) not in VERSIONS:
@@ -94,6 +115,10 @@ class LinkDialer:
         session.log = str(hello.head.get("log"))
         position = hello.head.get("op")
         session.position = position if type(position) is int else 0
+
+    async def _say_hello(self, session: LinkSession, challenge: str | None) -> LinkMessage:
+        auth = None if self._sign is None else dict(self._sign(challenge))
+        return await session.call(lambda n: HelloRequest(id=n, version=VERSION, name=self._name, auth=auth))
 
 
 class LinkConnection:
@@ -107,13 +132,14 @@ class LinkConnection:
         patience: float,
         random: Random,
         scheme: str = "tube",
+        tls: RenewedContext | None = None,
     ) -> None:
         self.log: str | None = None
         """The uuid of the log; ``None`` before the first connection."""
         self.connects = 0
         """Tubes that were opened, the first one included."""
         self.plan = link_plan(hosts, random)
-        self._dialer = LinkDialer(hosts, name, sign, scheme)
+        self._dialer = LinkDialer(hosts, name, sign, scheme, tls)
         self._patience = patience
         self._session: LinkSession | None = None
         self._connecting: asyncio.Task[LinkSession] | None = None

@@ -196,10 +196,6 @@ class ParcelStream(DoorConnection[Any]):
         else:
             self.abort()
 
-    def note_refusal(self, reason: str, detail: object) -> None:
-        """Count and log a refusal."""
-        self.counters.refuse(self.door.name, reason, self.name, detail)
-
     def closed(self) -> None:
         """Tell the node."""
         self.host.left(self)

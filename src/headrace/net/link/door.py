@@ -27,7 +27,7 @@ from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.operations import LinkOperations
 from headrace.net.link.row_bodies import row_cache
-from headrace.net.server.accepting import NO_TLS_ANSWER
+from headrace.net.server.accepting import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO
 from headrace.net.server.challenge import new_challenge
 from headrace.net.server.door import DoorContext
 from headrace.net.server.program_reports import ProgramReports
@@ -228,7 +228,13 @@ class LinkDoor:
             self.counters.refuse("tube", "connections", str(tube.peer), refusal)
             return False
         tube.when_closed(lambda _: self._context.admission.release(address, door))
+        tube.when_closed(self._look_back)
         return True
+
+    def _look_back(self, tube: Tube) -> None:
+        """Say what a peer was after that spoke TLS, which is no tube."""
+        if tube.first_bytes == TLS_HELLO and tube.error is not None:
+            self.counters.refuse("tube", TLS_AT_PLAIN.reason, str(tube.peer), TLS_AT_PLAIN.detail)
 
     async def _converse(self, tube: Tube) -> None:
         connection = LinkConnection(self, tube)

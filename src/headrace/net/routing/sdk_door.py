@@ -144,7 +144,7 @@ class SdkStream(DoorConnection[SdkDoor]):
 
     def refuse(self, reason: str, detail: object) -> None:
         """Answer "-command error" and close; a client that takes no answer gets none."""
-        self.counters.refuse(self.door.name, reason, self.name, detail)
+        self.note_refusal(reason, detail)
         if not self.admitted or reason in _NO_ANSWER:
             self.abort()
             return

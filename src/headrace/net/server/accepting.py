@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from headrace.client.tls import SHUTDOWN_SECONDS, RenewedContext, told
 from headrace.config import Settings
@@ -28,6 +28,14 @@ from headrace.hub.counters import Counters
 from headrace.net.server import proxy_header
 from headrace.net.server.recording import recorded_as_at
 from headrace.net.server.tls import HubTls
+
+
+class Refusal(NamedTuple):
+    """Why a connection is refused: a word to count it under, and a sentence."""
+
+    reason: str
+    detail: str
+
 
 BACKLOG: Final = 1024
 
@@ -44,6 +52,14 @@ _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _HANDSHAKE: Final = 0x16
 """The first byte of a TLS hello."""
+
+TLS_HELLO: Final = b"\x16\x03"
+"""The first bytes of a TLS hello, whatever its version."""
+
+TLS_AT_PLAIN: Final = Refusal(
+    "tls", "what came is a TLS hello, and this door has no TLS: use the scheme without TLS, or tls.cert"
+)
+"""Why a peer is refused that speaks TLS where it is not spoken."""
 
 _PROXIED: Final = proxy_header.SIGNATURE[0]
 
@@ -66,6 +82,7 @@ NO_TLS_ANSWER: Final = (
 """What a web client gets that does not speak TLS where it is spoken."""
 
 Endpoint = tuple[str, int]
+
 
 Make = Callable[[Endpoint | None], asyncio.BaseProtocol]
 """Makes the protocol of a new connection; given the peer's address, if it is another than the socket's."""

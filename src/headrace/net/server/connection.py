@@ -262,9 +262,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
 
     def must_wait(self) -> bool:
         """Return whether what the peer sends has to wait."""
-        return (
-            self.door.hub.congested or self.door.stopping or self._full or self._over_rate or self._no_room
-        )
+        return self.door.hub.congested or self.door.stopping or self._full or self._over_rate or self._no_room
 
     # Called by asyncio.
 

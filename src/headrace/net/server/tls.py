@@ -93,6 +93,9 @@ class HubTls:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
         context.load_cert_chain(str(tls.cert), tls.key, password=_no_password)
         context.minimum_version = OLDEST
+        # A publisher that never reads would close with the tickets unread: that resets the connection, and loses what
+        # is on its way.
+        context.num_tickets = 0
         if tls.ca is not None:
             # Who shows none is nobody in particular; rights decide what that one may do.
             context.verify_mode = ssl.CERT_OPTIONAL
