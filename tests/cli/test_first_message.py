@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,17 @@ def get(hub: HubProcess, path: str) -> Any:
         return json.load(answer)
 
 
-def wait_for_jobs(hub: HubProcess) -> None:
-    """Wait until the pipeline's jobs run."""
+def wait_for(hub: HubProcess, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
-    while not get(hub, "/api/status").get("pipeline", {}).get("jobs"):
+    while not condition():
         assert time.monotonic() < deadline, hub.stderr
         time.sleep(0.1)
+
+
+def have_looked(hub: HubProcess) -> bool:
+    """Whether all of the pipeline's jobs have looked for messages."""
+    jobs = get(hub, "/api/status").get("pipeline", {}).get("jobs", {})
+    return len(jobs) == 3 and all(job.get("batch") is not None for job in jobs.values())
 
 
 def raw_deliver(hub: HubProcess) -> tuple[int, bytes]:
@@ -45,8 +51,9 @@ def raw_deliver(hub: HubProcess) -> tuple[int, bytes]:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_first_message_is_1_everywhere(tmp_path: Path, command: Command) -> None:
-    with HubProcess.start(tmp_path, command="up") as hub:
-        wait_for_jobs(hub)
+    """The pipeline publishes nothing before there is something to tell of, and then after it, without a gap."""
+    with HubProcess.start(tmp_path, "pipeline.params.interval=0.5", command="up") as hub:
+        wait_for(hub, lambda: have_looked(hub))
         link = ("--url", f"tube://{hub.doors['tube_tcp']}")
         # Bookkeeping before the first message.
         with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as client:
@@ -67,4 +74,11 @@ def test_the_first_message_is_1_everywhere(tmp_path: Path, command: Command) -> 
         assert get(hub, "/api/messages/1")["payload"] == "hello"
         dumped = command("log", "dump", "--data", hub.data, "--to", 1)
         assert json.loads(dumped.stdout)["seq"] == 1
+
+        told = {"verify", "measure/second", "measure/minute", "measure/hour"}
+        with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as client:
+            wait_for(hub, lambda: {each["id"] for each in client.services()} >= told)
+            rows = [seq for batch in client.read(1) for seq in batch["seq"].to_pylist()]
+            assert rows == list(range(1, len(rows) + 1))
+            assert len(rows) > 1
         hub.terminate()
