@@ -242,3 +242,25 @@ async def test_a_costly_topic_pattern_is_refused(http: aiohttp.ClientSession) ->
         async with http.get(path, params={"topic": "a*" * 100}) as answer:
             assert answer.status == 400
             assert "topic pattern" in (await answer.json())["error"]
+
+
+async def test_messages_are_found_by_text_and_attributes(server: Server, http: aiohttp.ClientSession) -> None:
+    for payload, attributes in (
+        ("Hello, World", {}),
+        ("hello", {"city": "Praha", "x": 5}),
+        ("other", {"city": "Praha", "x": 6}),
+    ):
+        content = {"payload": payload, "attributes": attributes}
+        async with http.post("/api/messages", json=content, headers=OURS) as answer:
+            assert answer.status == 200
+
+    async def seqs(query: str) -> list[int]:
+        return [each["seq"] for each in (await get(http, f"/api/messages?{query}"))["messages"]]
+
+    assert await seqs("text=WORLD") == [1]
+    assert await seqs("text=hello") == [1, 2]
+    assert await seqs('where={"city":"Praha"}') == [2, 3]
+    assert await seqs('where={"city":"Praha","x":5}') == [2]
+    assert await seqs('text=o&where={"x":6}') == [3]
+    for wrong in ("5", "{", '{"x":null}'):
+        await get(http, f"/api/messages?where={wrong}", 400)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -199,19 +200,19 @@ def test_the_stream_is_live_and_a_message_opens(page: Page, hub: HubProcess) -> 
 
 def test_the_stream_filters_and_jumps(page: Page) -> None:
     page.get_by_role("link", name="Stream").click()
-    page.get_by_label("Topic").first.fill("orders/*")
+    page.get_by_label("Filter").get_by_label("Topic").fill("orders/*")
     page.get_by_role("button", name="Filter").click()
     expect(page.locator("tbody tr")).to_have_count(3)
-    page.get_by_label("Topic").first.fill("nothing/here")
+    page.get_by_label("Filter").get_by_label("Topic").fill("nothing/here")
     page.get_by_role("button", name="Filter").click()
     expect(page.locator(".empty")).to_contain_text("No message passes this filter")
-    page.get_by_label("Topic").first.fill("")
+    page.get_by_label("Filter").get_by_label("Topic").fill("")
     page.get_by_label("Sequence number").fill("2")
     page.get_by_role("button", name="Go").click()
     expect(page.get_by_label("Message", exact=True)).to_contain_text("Message 2")
     page.get_by_label("Sequence number").fill("999999999")
     page.get_by_role("button", name="Go").click()
-    expect(page.locator(".notice")).to_contain_text("No message there")
+    expect(page.locator(".notice")).to_contain_text("There is no message 999,999,999 yet")
 
 
 def test_an_answer_that_comes_late_does_not_undo_a_filter(browser: Browser, hub: HubProcess) -> None:
@@ -220,7 +221,7 @@ def test_an_answer_that_comes_late_does_not_undo_a_filter(browser: Browser, hub:
         held: list[Any] = []
         page.route(lambda url: url.endswith("/api/messages?count=100"), lambda route: held.append(route))
         page.goto(f"http://{hub.doors['http']}/#/stream")
-        page.get_by_label("Topic").first.fill("orders/*")
+        page.get_by_label("Filter").get_by_label("Topic").fill("orders/*")
         page.get_by_role("button", name="Filter").click()
         expect(page.locator("tbody tr")).to_have_count(3)
         with page.expect_response(lambda answer: answer.url.endswith("/api/messages?count=100")) as late:
@@ -240,7 +241,7 @@ def test_a_message_can_be_published(page: Page, hub: HubProcess) -> None:
     form.get_by_label("Payload").fill("žluťoučký <b>kůň</b>")
     form.get_by_role("button", name="Publish").click()
     expect(form.locator("output")).to_contain_text("It is message")
-    page.get_by_label("Topic").first.fill("from/page")
+    page.get_by_label("Filter").get_by_label("Topic").fill("from/page")
     page.get_by_role("button", name="Filter").click()
     # Text is text, whatever it says.
     expect(page.locator("tbody tr").first).to_contain_text("<b>kůň</b>")
@@ -365,7 +366,7 @@ def test_subscriptions_tell_how_much_is_matched(page: Page, hub: HubProcess) -> 
     with headrace.connect_sync(address, client_id="ab" * 12) as client:
         client.subscribe(headrace.where(origin="fyrehose"))
         page.get_by_role("link", name="Subscriptions").click()
-        expect(page.locator("tbody tr", has_text="ab" * 12)).to_contain_text('origin = "fyrehose"')
+        expect(page.locator("tbody tr", has_text="ab" * 12)).to_contain_text('origin is "fyrehose"')
         expect(page.locator(".fact", has_text="A message goes to").locator("dd")).to_contain_text("1.00")
         page.get_by_label("Find a client").fill("cd")
         expect(page.get_by_text("No client has that in its id")).to_be_visible()
@@ -574,3 +575,48 @@ def test_settings_are_found_and_say_where_they_came_from(page: Page, hub: HubPro
     page.get_by_label("Find a setting").fill("fsync")
     page.get_by_label("Only what is not the default").check()
     expect(page.locator("main")).to_contain_text("No setting has that.")
+
+
+def test_the_stream_finds_text_and_attributes_and_gives_a_message_an_address(
+    page: Page, hub: HubProcess
+) -> None:
+    with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+        seq = link.publish(b"a needle in hay", topic="barn", attributes={"side": "north"}).first
+    page.goto(f"http://{hub.doors['http']}/#/stream")
+    form = page.get_by_label("Filter")
+    form.get_by_label("Text").fill("NEEDLE")
+    form.get_by_label("Attributes").fill("side=north")
+    form.get_by_role("button", name="Filter").click()
+    messages = page.get_by_label("Messages")
+    expect(messages.get_by_role("row")).to_have_count(2)
+    messages.get_by_role("button", name=f"{seq:,}").click()
+    expect(page).to_have_url(re.compile(f"#/stream\\?seq={seq}$"))
+    expect(page.get_by_label("Message", exact=True)).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Message", exact=True)).to_be_hidden()
+    form.get_by_label("Attributes").fill("side north")
+    form.get_by_role("button", name="Filter").click()
+    expect(page.locator("main")).to_contain_text("expected name=value")
+    jump = page.get_by_label("Go to")
+    form.get_by_label("Attributes").fill("")
+    jump.get_by_label("Sequence number").fill("999999999")
+    jump.get_by_role("button", name="Go").click()
+    expect(page.locator("main")).to_contain_text("There is no message 999,999,999 yet: the newest is")
+
+
+def test_attributes_may_have_commas_between_them_and_predicates_are_words(
+    page: Page, hub: HubProcess
+) -> None:
+    with headrace.connect_sync(f"sdk://{hub.doors['sdk']}") as client:
+        client.subscribe(headrace.where(city="Brno", kind=headrace.not_(["a", 7]), x=headrace.at_least(5)))
+        page.goto(f"http://{hub.doors['http']}/#/subscriptions")
+        row = page.get_by_role("row", name=client.client_id)
+        expect(row).to_contain_text('city is "Brno"')
+        expect(row).to_contain_text('kind is not "a" or 7')
+        expect(row).to_contain_text("x ≥ 5")
+        page.get_by_label("Attributes").fill("city=Brno, x=5.5")
+        page.get_by_role("button", name="Who would get this?").click()
+        expect(page.locator("main")).to_contain_text("1 would get it")
+        page.get_by_label("Attributes").fill("city=Brno,x=5.5")
+        page.get_by_role("button", name="Who would get this?").click()
+        expect(page.locator("main")).to_contain_text("put a blank between attributes")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class Filter:
     """A reader's conditions; :meth:`apply` selects the rows.
 
+    ``text`` stands somewhere in the payload, in upper or lower case.
+
     ``readable`` are patterns of the topics that the reader has a right to; by default it may read every topic. Those of
     ``denied`` it may not read in any case.
     """
@@ -40,6 +42,7 @@ class Filter:
         origins: Sequence[str] | None = None,
         where: Mapping[str, Predicate] | None = None,
         *,
+        text: str = "",
         readable: Collection[str] | None = None,
         denied: Collection[str] = (),
     ) -> None:
@@ -48,13 +51,15 @@ class Filter:
         self._origins = None if origins is None else pa.array(sorted(set(origins)), pa.string())
         self._where = dict(where or {})
         self._row_filter: RowFilter | None = None
-        self._key = (self.topics, self._names, frozenset(self._where.items()))
+        self._text = text
+        self._key = (self.topics, self._names, frozenset(self._where.items()), text)
+        self._hash = hash(self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Filter) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
     @property
     def compiled(self) -> bool:
@@ -78,7 +83,7 @@ class Filter:
             return False
         if not (self.topics.everything or self.topics.allows(batch.topic)):
             return False
-        return None if self._where else True
+        return None if self._where or self._text else True
 
     def mask(self, rows: pa.RecordBatch) -> Mask:
         """Which rows pass."""
@@ -88,6 +93,8 @@ class Filter:
             passing = truth(pc.is_in(rows.column("origin"), value_set=self._origins))
         if not self.topics.everything and passing.any():
             passing &= self.topics.mask(rows.column("topic"))
+        if self._text and passing.any():
+            passing &= truth(pc.match_substring(rows.column("payload"), self._text, ignore_case=True))
         if self._where and passing.any():
             for mask in self._attributes().masks(rows):
                 passing &= mask

@@ -29,6 +29,7 @@ from headrace.web.history import History, Levels, Sample, jobs_from, measured_fr
 from headrace.web.refusals import refusal
 from headrace.web.rights import check, principal_of
 from headrace.web.search import Search, SearchBackward, SearchForward
+from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 logger = logging.getLogger("headrace")
 
@@ -370,10 +371,31 @@ def _filter(request: web.Request) -> Filter:
     topic, origin = request.query.get("topic") or None, request.query.get("origin") or None
     try:
         rights = principal_of(request).rights(Action.READ)
-        origins = None if origin is None else [origin]
-        return Filter(topic, origins, readable=rights.allowed, denied=rights.denied)
+        return Filter(
+            topic,
+            None if origin is None else [origin],
+            _attributes(request),
+            text=request.query.get("text", ""),
+            readable=rights.allowed,
+            denied=rights.denied,
+        )
     except LimitError as error:
         raise refusal(web.HTTPBadRequest, str(error)) from None
+
+
+def _attributes(request: web.Request) -> dict[str, Predicate]:
+    """Parse the attributes that messages must have, given as a JSON object of texts and numbers."""
+    given = request.query.get("where")
+    if not given:
+        return {}
+    try:
+        wanted = msgspec.json.decode(given, type=dict[str, str | float])
+    except msgspec.DecodeError as error:
+        raise refusal(web.HTTPBadRequest, f"where: expected texts and numbers by name: {error}") from None
+    return {
+        name: Equals(value) if isinstance(value, str) else Between(value, value)
+        for name, value in wanted.items()
+    }
 
 
 async def _publication(request: web.Request) -> tuple[Publication, bytes]:

@@ -1,7 +1,6 @@
 """What an operator looks at and changes: durable consumers, topics, connections and settings.
 
-``docs/dashboard.md`` describes each request. What changes something is an action of ``admin``, except that whoever may
-use a consumer may also move and remove it.
+``docs/dashboard.md`` describes each request. All of them need the right ``admin`` (:mod:`headrace.web.rights`).
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class Operations:
     async def _read(self, function: Any, *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._server.readers, function, *arguments)
+            return await loop.run_in_executor(self._server.readers.bulk, function, *arguments)
         except HeadraceError as error:
             raise refusal(web.HTTPInternalServerError, f"{error}") from None
 

@@ -1,6 +1,6 @@
 // Pages by the address's fragment: #/stream?topic=orders/*. A page is { title, open(main, query) -> close() }.
-import { fill, h, notice, show } from "./dom.js";
-import { begin, listen } from "./store.js";
+import { change, fill, h, notice, show } from "./dom.js";
+import { begin, identify, listen } from "./store.js";
 import cluster from "./cluster.js";
 import connections from "./connections.js";
 import consumers from "./consumers.js";
@@ -13,6 +13,8 @@ import subscriptions from "./subscriptions.js";
 import topics from "./topics.js";
 
 const pages = { overview, stream, topics, services, consumers, subscriptions, connections, cluster, pipeline, settings };
+// The right that a page needs as a whole.
+const needs = { topics: "admin", consumers: "admin", subscriptions: "admin", connections: "admin", settings: "admin" };
 const main = document.getElementById("main");
 const links = {};
 let close = () => {};
@@ -20,8 +22,18 @@ let shown = null;
 
 for (const [name, page] of Object.entries(pages)) {
   links[name] = h("a", { href: `#/${name}` }, page.title);
-  document.getElementById("pages").append(h("li", {}, links[name]));
+  document.getElementById("pages").append(h("li", { "data-needs": needs[name] }, links[name]));
 }
+
+// What we may not do is not offered: the style sheet hides whatever needs a right that we lack.
+identify().then(({ name, session, anonymous, login, may }) => {
+  document.body.dataset.lacks = Object.keys(may).filter((action) => !may[action]).join(" ");
+  const leave = async () => { await change("/logout", {}); location.replace("/login"); };
+  fill(document.getElementById("who"),
+    anonymous ? null : h("span", { class: "who" }, name),
+    session ? h("button", { type: "button", class: "plain", onclick: leave }, "Log out") : null,
+    anonymous && login ? h("a", { href: `/login${location.hash}` }, "Log in") : null);
+});
 
 function route() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");

@@ -1,6 +1,6 @@
 // A line chart of the last minutes, as SVG. Series are { name: [values] }, one value for each time, null where there is none.
 import { fill, h } from "./dom.js";
-import { clock, rate } from "./format.js";
+import { clock, colourNumber, rate } from "./format.js";
 
 const NS = "http://www.w3.org/2000/svg";
 const HEIGHT = 176, LEFT = 52, BOTTOM = 18, TOP = 8;
@@ -56,7 +56,7 @@ export class Chart {
 
   colour(name) {
     // A series keeps its colour however many others come and go.
-    if (!this.colours.has(name)) this.colours.set(name, `var(--c${this.colours.size % 8 + 1})`);
+    if (!this.colours.has(name)) this.colours.set(name, `var(--c${colourNumber(name) ?? this.colours.size % 8 + 1})`);
     return this.colours.get(name);
   }
 

@@ -79,6 +79,8 @@ export async function ask(path, options = {}) {
   } catch {
     throw Object.assign(new Error("The hub does not answer. Is it running?"), { unanswered: true });
   }
+  // The session is over, or there was none. The login page itself is told why it was refused.
+  if (response.status === 401 && path !== "/login") location.replace(`/login${location.hash}`);
   const body = await response.text();
   const isJson = (response.headers.get("Content-Type") || "").startsWith("application/json");
   const parsed = isJson && body ? JSON.parse(body) : body;

@@ -38,6 +38,11 @@ export function brief(microseconds) {
   return day === new Date().toLocaleDateString("sv") ? time : `${day} ${time}`;
 }
 
+// One colour for each protocol, in every chart and list; its door has the same.
+const COLOURS = { fyrehose: 1, spp: 2, attribute: 3, publisher: 3, sdk: 3, tube: 4, spark: 5, http: 6, replay: 7, consumer: 8, "dead letter": 8 };
+
+export const colourNumber = (name) => COLOURS[name] ?? COLOURS[name.split(/[ _/]/)[0]] ?? null;
+
 export const plural = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
 
 // Attributes as people write them: city=Praha speed=61 street="Na Příkopě" zip="11000" (in quotes it is text).

@@ -7,6 +7,15 @@ const listeners = new Set();
 
 export const hub = { status: null, samples: [], state: "waiting", problem: "" };
 
+// Who we are, and what we may do; whoever cannot be asked is refused by the hub if need be.
+export async function identify() {
+  try {
+    return await ask("/api/me");
+  } catch {
+    return { name: "", anonymous: true, session: false, login: false, may: {} };
+  }
+}
+
 export function listen(listener) {
   listeners.add(listener);
   if (hub.status) listener(hub);

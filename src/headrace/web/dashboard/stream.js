@@ -1,5 +1,6 @@
 import { ask, change, complain, empty, fill, h, notice, show, table } from "./dom.js";
-import { attributesOf, brief, count, hex, moment, payloadBytes, payloadLine, plural } from "./format.js";
+import { attributesOf, brief, colourNumber, count, hex, moment, payloadBytes, payloadLine, plural } from "./format.js";
+import { hub } from "./store.js";
 
 const MOST = 300;
 const AGAIN = 2000;
@@ -63,10 +64,12 @@ export default {
       const input = h("input", { name, value: given.get(name) || "", autocomplete: "off", ...attributes });
       return h("label", {}, label, input);
     };
-    const filters = h("form", { class: "row", "aria-label": "Filter", onsubmit: (event) => { event.preventDefault(); keep(); begin(); } },
+    const filters = h("form", { class: "row", "aria-label": "Filter", onsubmit: (event) => { event.preventDefault(); filter(); } },
       field("Topic", "topic", { placeholder: "orders/* or **", size: 18 }),
       h("label", {}, "Came by", h("select", { name: "origin" }, h("option", { value: "" }, "any protocol"),
         ORIGINS.map((name) => h("option", { value: name }, name)))),
+      field("Text", "text", { placeholder: "in the payload", size: 14 }),
+      field("Attributes", "where", { placeholder: "city=Praha x=5", size: 16 }),
       h("button", { type: "submit" }, "Filter"));
     if (given.get("origin")) filters.elements.origin.value = given.get("origin");
     const jump = h("form", { class: "row", "aria-label": "Go to", onsubmit: (event) => { event.preventDefault(); goTo(); } },
@@ -84,27 +87,44 @@ export default {
           h("label", {}, "Attributes", h("input", { name: "attributes", autocomplete: "off", size: 32, placeholder: 'city=Praha street="Na Hradbách"' }))),
         h("label", {}, "Payload", h("textarea", { name: "payload", required: true })),
         h("div", { class: "row" }, h("button", { class: "primary", type: "submit" }, "Publish"), h("output", { name: "told", role: "status" }))));
-    main.append(h("div", { class: "sheet row spread" }, filters, jump, toggle), said, h("div", { class: "beside" }, detail, list), publishing);
+    main.append(publishing, h("div", { class: "sheet row spread" }, filters, jump, toggle), said, h("div", { class: "beside" }, detail, list));
 
-    const chosen = () => ({ topic: filters.elements.topic.value.trim(), origin: filters.elements.origin.value });
+    const written = () => Object.fromEntries(["topic", "origin", "text", "where"].map((name) => [name, filters.elements[name].value.trim()]));
+
+    // What the hub is asked for: attributes go as JSON, so that a number is a number.
+    function chosen() {
+      const { where, ...others } = written();
+      return { ...others, where: where ? JSON.stringify(attributesOf(where)) : "" };
+    }
+
+    function filter() {
+      try {
+        chosen();
+      } catch (error) {
+        fail(error);
+        return;
+      }
+      keep();
+      begin();
+    }
 
     // The address says what is filtered, so that it can be passed on.
     function keep() {
-      const words = query(chosen()).slice(1);
+      const words = query(written()).slice(1);
       window.history.replaceState(null, "", `#/stream${words ? `?${words}` : ""}`);
     }
 
     function draw(fresh = new Set()) {
       if (!rows.length) {
-        const filtered = chosen().topic || chosen().origin;
+        const filtered = Object.values(written()).some(Boolean);
         show(list, filtered ? empty("No message passes this filter yet.")
-          : empty("No messages yet. Publish one below, or from a terminal:", "headrace pub 'hello, world' --topic greetings"));
+          : empty("No messages yet. Publish one above, or from a terminal:", "headrace pub 'hello, world' --topic greetings"));
         return;
       }
       show(list, table(live ? "Newest first, live" : "Newest first", [
         ["Number", (row) => h("button", { class: "link", type: "button", "data-key": `seq-${row.seq}`, "aria-current": row.seq === opened ? "true" : null, onclick: () => open(row.seq) }, count(row.seq)), { n: true }],
         ["Time", (row) => h("time", { title: moment(row.time) }, brief(row.time)), { narrow: true }],
-        ["Came by", (row) => row.origin, { narrow: true }],
+        ["Came by", (row) => h("span", { class: "came", "data-colour": colourNumber(row.origin) }, row.origin), { narrow: true }],
         ["Topic", (row) => row.topic || h("span", { class: "faint" }, "none")],
         ["Payload", (row) => h("div", { class: "clip" }, payloadLine(row))],
         ["Bytes", (row) => count(row.size), { n: true, narrow: true }],
@@ -202,7 +222,8 @@ export default {
         if (turn !== asked) return;
         rows = found.messages.reverse();
         oldest = found.first;
-        fill(said, rows.length ? null : notice("No message there, or after it."));
+        const { head } = hub.status ?? {};
+        fill(said, rows.length ? null : notice(seq && head !== undefined && Number(seq) > head ? `There is no message ${count(Number(seq))} yet: the newest is ${count(head)}.` : "No message there, or after it."));
         draw();
         if (seq && rows.some((row) => row.seq === Number(seq))) open(Number(seq));
       } catch (error) {
@@ -219,6 +240,8 @@ export default {
         return;
       }
       opened = seq;
+      // The address is the message's own, so that it can be passed on.
+      window.history.replaceState(null, "", `#/stream?seq=${seq}`);
       const pairs = [["Sequence", count(message.seq)], ["Time", moment(message.time)], ["Came by", message.origin],
         ["Publisher", message.publisher || "unknown"], ["Its number", message.number ?? "none"], ["Node", message.node],
         ["Topic", message.topic || "none"], ["Bytes", count(message.size)]];
@@ -238,6 +261,7 @@ export default {
       const from = `seq-${opened}`;
       detail.hidden = true;
       opened = null;
+      keep();
       draw();
       (list.querySelector(`[data-key="${from}"]`) ?? toggle).focus();
     }
@@ -262,7 +286,9 @@ export default {
       }
     }
 
+    const escape = (event) => { if (event.key === "Escape" && !detail.hidden) close(); };
+    document.addEventListener("keydown", escape);
     if (given.get("seq")) { jump.elements.seq.value = given.get("seq"); goTo(); } else begin();
-    return () => { live = false; clearTimeout(timer); source?.close(); };
+    return () => { live = false; clearTimeout(timer); source?.close(); document.removeEventListener("keydown", escape); };
   },
 };
