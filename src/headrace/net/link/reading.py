@@ -6,7 +6,7 @@ take a while, and are done in a thread.
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+from weakref import WeakValueDictionary
 
 from headrace.errors import RefusedError, TrimmedError
 from headrace.hub.filters import Filter
@@ -19,6 +19,7 @@ from headrace.log.snapshot import packed
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
+from headrace.net.link.filter_budget import FilterBudget
 from headrace.net.link.operation_bodies import EntryFilter
 from headrace.net.link.rights import LinkRights
 from headrace.net.link.row_bodies import RowCache
@@ -31,6 +32,7 @@ from headrace.net.link.streams import (
     byte_pieces,
     row_pieces,
 )
+from headrace.net.server.reader_threads import ReaderThreads
 from headrace.wire.link import requests as ask
 
 
@@ -40,7 +42,7 @@ class LinkReading:
     def __init__(
         self,
         hub: Hub,
-        readers: Executor,
+        readers: ReaderThreads,
         cache: RowCache,
         background: BackgroundWork,
         consumers: LinkConsumers,
@@ -52,6 +54,9 @@ class LinkReading:
         self._readers = readers
         self._background = background
         self._cache = cache
+        self.budget = FilterBudget()
+        self._filters: WeakValueDictionary[Filter, Filter] = WeakValueDictionary()
+        """The filters in use."""
         self._delivered = hub.counters.counter("delivered", door="tube")
         self._consumers = consumers
         self._subscribed = subscriptions
@@ -219,12 +224,16 @@ class LinkReading:
         wanted = self._rights.filter(connection, request.topic, origins, where)
         if cursor < self._log.first and (last is None or cursor <= last):
             raise TrimmedError(cursor, self._log.head if last is None else last, self._log.first)
+        if wanted is not None:
+            # Equal filters become one, so that what it has compiled and remembered is shared.
+            wanted = self._filters.setdefault(wanted, wanted)
         stream = RowStream(
             request.id,
             connection,
             self._log,
             self._cache,
             self._readers,
+            self.budget,
             first=cursor,
             last=last,
             wanted=wanted,

@@ -43,6 +43,10 @@ _CACHED_CHUNKS: Final = 8
 """A reader further behind is better served from the log, where many small batches become one body."""
 
 
+_KEPT_BESIDE: Final = 256
+"""Memory of a kept piece besides its body."""
+
+
 class Piece(NamedTuple):
     """Rows ``first`` to ``last`` as a body, or ``None`` if none of them passes the filter."""
 
@@ -67,36 +71,65 @@ def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
 
 
 class RowChunk:
-    """Batches committed together, as one body, made on first use."""
+    """Batches committed together, as one body, made on first use.
+
+    What passes a filter is made once, too, for all readers that have an equal filter. The event loop and threads may do
+    so at the same time; then one of the two equal results stays.
+    """
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.first = batches[0].first
         self.last = batches[-1].last
         self.size = sum(batch.size for batch in batches)
-        self._batches = batches
+        self.batches = batches
+        self._pieces: dict[Filter, Piece] = {}
+        self._pieces_bytes = 0
 
     @cached_property
     def rows(self) -> pa.RecordBatch:
         """The messages in the envelope's schema."""
-        return merge(self._batches)
+        return merge(self.batches)
 
     @cached_property
     def body(self) -> Buffer:
         """The messages as a body."""
-        return batches_body(self._batches, MAX_BODY) or body_of(self.rows)
+        return batches_body(self.batches, MAX_BODY) or body_of(self.rows)
 
-    def piece(self, first: int, wanted: Filter | None) -> Piece:
-        """Return the chunk for a reader whose cursor is at ``first``."""
-        if wanted is None:
-            return Piece(first, self.last, self.body, self.last - first + 1)
-        passing = {wanted.passes(batch) for batch in self._batches}
+    def whole(self) -> Piece:
+        """Return the chunk for a reader of everything."""
+        return Piece(self.first, self.last, self.body, self.last - self.first + 1)
+
+    def known(self, wanted: Filter) -> Piece | None:
+        """Return what passes a filter, if somebody has asked for it before."""
+        return self._pieces.get(wanted)
+
+    def at_a_glance(self, wanted: Filter) -> Piece | None:
+        """Return what passes a filter, if that is decided by what whole batches have in common."""
+        passing = {wanted.passes(batch) for batch in self.batches}
         if passing == {False}:
-            return Piece(first, self.last, None, 0)
-        if passing == {True} and first == self.first:
-            return Piece(first, self.last, self.body, self.last - first + 1)
+            return self._keep(wanted, Piece(self.first, self.last, None, 0))
+        return self._keep(wanted, self.whole()) if passing == {True} else None
+
+    def filtered(self, wanted: Filter) -> Piece:
+        """Return what passes a filter."""
+        found = self.known(wanted) or self.at_a_glance(wanted)
+        if found is None:
+            rows = wanted.apply(self.rows)
+            body = body_of(rows) if rows.num_rows else None
+            found = self._keep(wanted, Piece(self.first, self.last, body, rows.num_rows))
+        return found
+
+    def filtered_from(self, first: int, wanted: Filter) -> Piece:
+        """Return what passes a filter, for a reader whose cursor is within the chunk."""
         rows = wanted.apply(self.rows.slice(first - self.first))
-        body = body_of(rows) if rows.num_rows else None
-        return Piece(first, self.last, body, rows.num_rows)
+        return Piece(first, self.last, body_of(rows) if rows.num_rows else None, rows.num_rows)
+
+    def _keep(self, wanted: Filter, piece: Piece) -> Piece:
+        size = _KEPT_BESIDE + (0 if piece.body is None else memoryview(piece.body).nbytes)
+        if self._pieces_bytes + size <= ROWS_BYTES:
+            self._pieces_bytes += size
+            self._pieces[wanted] = piece
+        return piece
 
 
 RowCache: TypeAlias = EncodedCache[RowChunk]

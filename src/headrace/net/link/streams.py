@@ -14,14 +14,16 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from headrace.errors import HeadraceError
+from headrace.errors import ClosedError, HeadraceError
 from headrace.hub.counters import Counter
 from headrace.hub.cursor import Cursor, LogBounds, Lost
 from headrace.hub.filters import Filter
 from headrace.log import Log
+from headrace.net.link.filter_budget import FilterBudget
 from headrace.net.link.operation_bodies import EntryFilter, OperationBounds, read_entries, read_operations
-from headrace.net.link.row_bodies import Piece, RowCache, read_piece
+from headrace.net.link.row_bodies import Piece, RowCache, RowChunk, read_piece
 from headrace.net.server.log_feed import LogFeed
+from headrace.net.server.reader_threads import ReaderThreads
 from headrace.wire.link.message import Buffer, body_of
 
 _AT_SECONDS: Final = 1.0
@@ -29,6 +31,9 @@ _AT_SECONDS: Final = 1.0
 
 _SMALL: Final = 512
 """Rows up to which a filter is applied on the event loop."""
+
+_FAR: Final = 100_000
+"""Messages behind the head from which on a follow reads as those do who read ranges: it has much to catch up with."""
 
 _PIECE: Final = 1 << 20
 
@@ -221,7 +226,8 @@ class RowStream(LogStream):
         target: StreamTarget,
         log: Log,
         cache: RowCache,
-        readers: Executor,
+        readers: ReaderThreads,
+        budget: FilterBudget,
         *,
         first: int,
         last: int | None,
@@ -233,9 +239,13 @@ class RowStream(LogStream):
         self._cache = cache
         self._wanted = wanted
         self._delivered = delivered
+        self._readers = readers
+        self._budget = budget
+        self._heavy: RowChunk | None = None
+        """A chunk at hand that a thread is to filter."""
         follows = last is None
         cursor = Cursor(first, self._at_hand, last=last) if follows else Cursor[Piece](first, last=last)
-        super().__init__(stream_id, target, credit, log, cursor, readers)
+        super().__init__(stream_id, target, credit, log, cursor, readers.bulk)
         if follows:
             cache.readers += 1
             self._report(self._reported_at)
@@ -261,15 +271,42 @@ class RowStream(LogStream):
         return {"seq": self._next - 1}
 
     def _at_hand(self, seq: int) -> Piece | None:
-        chunk = self._cache.find(seq)
-        if chunk is None:
+        """Return the newest messages, unless they have to be read, or filtered in a thread."""
+        self._heavy = chunk = self._cache.find(seq)
+        wanted = self._wanted
+        if chunk is None or chunk.first != seq:
+            self._feed.readers = self._share(seq)
             return None
-        if self._wanted is None:
-            return chunk.piece(seq, None) if chunk.first == seq else None
-        quick = self._wanted.compiled and chunk.last - chunk.first < _SMALL
-        return chunk.piece(seq, self._wanted) if quick else None
+        if wanted is None:
+            return chunk.whole()
+        found = chunk.known(wanted)
+        if found is None and self._budget.glance(len(chunk.batches)):
+            found = chunk.at_a_glance(wanted)
+        if found is None:
+            rows = chunk.last - chunk.first + 1
+            if wanted.compiled and rows <= _SMALL and self._budget.apply(rows):
+                found = chunk.filtered(wanted)
+        if found is None:
+            self._feed.readers = self._readers.filtered
+        return found
+
+    def _share(self, seq: int) -> Executor:
+        """Return the threads that read for a stream at ``seq``."""
+        if self._log.head - seq >= _FAR:
+            return self._readers.bulk
+        return self._readers if self._wanted is None else self._readers.filtered
 
     def _read(self, first: int, last: int) -> Piece:
+        if self._closed:
+            # Its client has gone while the read waited for its turn.
+            raise ClosedError("the stream is over")
+        chunk = self._heavy
+        if chunk is not None and self._wanted is not None and chunk.first <= first <= chunk.last:
+            return (
+                chunk.filtered(self._wanted)
+                if chunk.first == first
+                else chunk.filtered_from(first, self._wanted)
+            )
         return read_piece(self._log, first, last, self._wanted)
 
 

@@ -38,7 +38,7 @@ class FeedConsumer(Protocol[C_contra]):
 class LogFeed(Generic[C]):
     """Moves one cursor as fast as its consumer takes chunks."""
 
-    __slots__ = ("_consumer", "_log", "_read", "_readers", "cursor")
+    __slots__ = ("_consumer", "_log", "_read", "cursor", "readers")
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class LogFeed(Generic[C]):
         self._log = log
         self._read = read
         """Reads some messages as one chunk, from the first number on and not past the last; runs in a thread."""
-        self._readers = readers
+        self.readers = readers
+        """Where the next read is done."""
         self._consumer = consumer
 
     def pump(self) -> None:
@@ -67,7 +68,7 @@ class LogFeed(Generic[C]):
             cursor.advance()
 
     def _begin_read(self, wanted: Range) -> None:
-        reading = asyncio.get_running_loop().run_in_executor(self._readers, self._read, *wanted)
+        reading = asyncio.get_running_loop().run_in_executor(self.readers, self._read, *wanted)
         reading.add_done_callback(self._was_read)
 
     def _was_read(self, done: asyncio.Future[C]) -> None:

@@ -10,6 +10,7 @@ The shares have threads of their own, so that none can take another's:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -21,11 +22,15 @@ FILTERED: Final = 1
 BULK: Final = 2
 """Threads of each share."""
 
+_SWITCH_SECONDS: Final = 0.001
+
 
 class ReaderThreads(Executor):
     """The hub's readers. As an executor it is the live share."""
 
     def __init__(self) -> None:
+        # A thread that computes lets the event loop wait this long, for each time that the loop has read or written.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._live = ThreadPoolExecutor(LIVE, "headrace-read")
         self.filtered: Executor = ThreadPoolExecutor(FILTERED, "headrace-filter")
         self.bulk: Executor = ThreadPoolExecutor(BULK, "headrace-bulk")
