@@ -8,7 +8,7 @@
 #   make fmt     format the code and redraw the generated pages, as `check` and `test` require
 #   make walks   trace the walks of docs/architecture.md anew, and the figures of ADR 0013
 #   make fuzz    fuzz every codec for FUZZ_SECONDS (5) each
-#   make soak    long repetitions: simulations, random examples, kills and fuzzing
+#   make soak    mixed traffic with faults for SECONDS (600); then long repetitions of the tests, and fuzzing
 #   make bench   every benchmark, with its ratios
 #   make docs    build the documentation site into site/
 #   make clean   remove everything made by the above
@@ -24,6 +24,9 @@ CLASSES := $(VENV)/spark.jsa
 JOBS   ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) + 1 }')
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 FUZZ_SECONDS ?= 5
+# Of `make soak`: how long the soak itself takes, and whether the tests are repeated after it.
+SECONDS ?= 600
+REPEATS ?= yes
 
 # mkdocs-material prints advice about its successor on every build; it is not about our pages.
 export NO_MKDOCS_2_WARNING := 1
@@ -87,9 +90,14 @@ walks: setup
 fuzz: setup
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
+# First the soak itself, with its report in soak/; then every test with many more seeds and examples, each process
+# started as users start it. `make soak REPEATS=` leaves the second part out.
 soak: setup
+	$(BIN)/python tools/soak.py --seconds $(SECONDS) --report soak
+ifneq ($(REPEATS),)
 	HEADRACE_SOAK=1 $(PYTEST) --timeout 7200
 	$(BIN)/python -m fuzz --seconds 120
+endif
 
 bench: setup
 	$(BIN)/python -m bench
@@ -99,5 +107,5 @@ docs: setup
 	@echo "The site is in site/; $(BIN)/mkdocs serve shows it while you write."
 
 clean:
-	rm -rf $(VENV) site dist .coverage .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site dist soak .coverage .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

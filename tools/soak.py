@@ -49,6 +49,7 @@ from tests.faults.machine import library  # noqa: E402
 from tests.faults.ordeal import CLUSTER_FAULTS, FAULTS, Ordeal  # noqa: E402
 from tests.faults.processes import FaultyHub, FaultyTrio  # noqa: E402
 from tests.hubprocess import HubProcess  # noqa: E402
+from tests.system.observing import FREED_AT_ONCE  # noqa: E402
 from tools.soak_report import Outcome, Sample, facts_of, report, slopes_of, to_page  # noqa: E402
 
 import headrace  # noqa: E402
@@ -101,7 +102,7 @@ async def _lone_hub(directory: Path, ends: float, seed: int, outcome: Outcome, s
     wires = Wires(0)
     calm = asyncio.Event()
     try:
-        hub = await asyncio.to_thread(LastingHub.start, directory, *SETTINGS)
+        hub = await asyncio.to_thread(_started, directory)
         with hub:
             ordeal = Ordeal([hub], wires, seed, fsync="interval", load=EveryDoor)
             sampling = asyncio.create_task(_sample(hub, calm, samples))
@@ -115,6 +116,12 @@ async def _lone_hub(directory: Path, ends: float, seed: int, outcome: Outcome, s
                 await asyncio.gather(sampling, return_exceptions=True)
     finally:
         wires.close()
+
+
+def _started(directory: Path) -> LastingHub:
+    # Freed memory is returned at once, so that the size of the process is what it holds.
+    environ = {**FREED_AT_ONCE, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    return LastingHub.start(directory, *SETTINGS, environ=environ)
 
 
 async def _cluster(directory: Path, ends: float, seed: int, outcome: Outcome) -> None:

@@ -26,7 +26,7 @@ import headrace
 from headrace.client.base import Client
 from headrace.client.link.client import LinkClient
 from headrace.errors import HeadraceError, RefusedError, UnreachableError
-from headrace.message import Message
+from headrace.message import Message, messages
 from headrace.wire.fyrehose.stream import Push, serialize
 
 PATIENCE_SECONDS = 60.0
@@ -165,13 +165,13 @@ class Load:
         """Have a publisher at work, until :attr:`stopping`."""
         self._publishing.append(asyncio.create_task(work))
 
-    def read_by(self, name: str, messages: AsyncIterator[Message]) -> None:
+    def read_by(self, name: str, given: AsyncIterator[Message]) -> None:
         """Have a reader at work, whose numbers must be whole."""
         name = f"{name} ({self._lives})"
         self._newest[name] = 0
 
         async def take() -> None:
-            async for message in messages:
+            async for message in given:
                 self.history.saw(name, message.seq, message.payload)
                 self._newest[name] = message.seq
 
@@ -300,11 +300,12 @@ class Load:
                 # A consumer that a hub cannot write down is not there; try again.
                 with contextlib.suppress(RefusedError):
                     async with link.consumer(name, from_seq=first) as consumer:
-                        async for message in consumer:
-                            self.history.saw(name, message.seq, message.payload, whole=False)
-                            # If it is refused, it may be in the log all the same, and nothing comes again.
-                            self._consumed.add(message.seq)
-                            await consumer.ack(message)
+                        async for rows in consumer.batches():
+                            for message in messages(rows):
+                                self.history.saw(name, message.seq, message.payload, whole=False)
+                                # If the ack is refused, it may be in the log all the same: it may not come again.
+                                self._consumed.add(message.seq)
+                            await consumer.ack(rows)
                 await asyncio.sleep(0.02)
 
 
