@@ -12,9 +12,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from html import escape
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -35,6 +37,9 @@ _OFFSET_BYTES = 4
 
 _BATCH_BYTES = 512
 """Approximate memory of a batch itself, and of its place in a queue."""
+
+_SHOWN: Final = 400
+"""Bytes of a payload that a notebook shows."""
 
 SCHEMA = pa.schema(
     [
@@ -110,6 +115,25 @@ class Message(msgspec.Struct, frozen=True):
     topic: str = ""
     attributes: Mapping[str, str] = {}
     numbers: Mapping[str, float] = {}
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook: its envelope as a table, and the beginning of its payload."""
+        payload = self.payload[:_SHOWN].decode(errors="replace") + ("…" if len(self.payload) > _SHOWN else "")
+        shown = {
+            "seq": self.seq,
+            "time": datetime.fromtimestamp(self.time / 1e6, UTC).isoformat(" ") if self.time else "",
+            "origin": self.origin,
+            "topic": self.topic,
+            **self.attributes,
+            **self.numbers,
+            "payload": payload,
+        }
+        rows = "".join(
+            f"<tr><th>{escape(str(name))}</th><td><code>{escape(str(value))}</code></td></tr>"
+            for name, value in shown.items()
+            if value != ""
+        )
+        return f"<table>{rows}</table>"
 
 
 class Run:

@@ -179,6 +179,8 @@ class SyncBatchStream(SyncContext, SyncIterator[pa.RecordBatch]):
 
     cursor = Property["int | None"]()
     begun = Blocking(BatchStream.begun)
+    to_arrow = Blocking(BatchStream.to_arrow)
+    to_pandas = Blocking(BatchStream.to_pandas)
     close = Blocking(BatchStream.aclose)
 
 

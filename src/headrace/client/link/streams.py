@@ -25,7 +25,7 @@ from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import Inbox, LostTubeError, Make
 from headrace.client.link.rows import received_messages, received_rows
 from headrace.errors import ClosedError, HeadraceError, UnexpectedError, UsageError
-from headrace.message import MAX_SEQUENCE, Message
+from headrace.message import MAX_SEQUENCE, SCHEMA, Message
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import ENTRIES, LinkMessage, rows_of
 from headrace.wire.sdk.predicate import serialize_field
@@ -155,6 +155,23 @@ class BatchStream(ResumedStream):
             rows: pa.RecordBatch | None = await self._next(received_rows)
             if rows is not None and rows.num_rows:
                 return rows
+
+    async def to_arrow(self) -> pa.Table:
+        """Read to the end, and return everything as one Arrow table in the envelope's schema.
+
+        >>> from headrace.testing import Hub
+        >>> with Hub() as hub, hub.connect_sync("tube://") as link:
+        ...     _ = link.publish([b"a", b"b"], topic="letters")
+        ...     link.read().to_arrow().num_rows
+        2
+        """
+        if self._follow:
+            raise UsageError("a follow has no end: read a range, as in link.read(1, 1000).to_arrow()")
+        return pa.Table.from_batches([rows async for rows in self], SCHEMA)
+
+    async def to_pandas(self) -> Any:
+        """Read to the end, and return everything as a pandas ``DataFrame``; pandas must be installed."""
+        return (await self.to_arrow()).to_pandas()
 
     async def messages(self) -> Iterator[Message]:
         """Return the messages of the next batch; there may be none in it."""
