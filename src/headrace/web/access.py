@@ -1,8 +1,9 @@
 """The rules of access to the http door.
 
 - Health checks, ``/metrics`` and the dashboard's own files are open to everyone who reaches the door.
-- Under ``auth.required`` everything else needs HTTP Basic authentication: a client id of ``auth.clients`` and its key.
-  (The old clients' ``/sdk/sub/preauth`` has its own rule.)
+- Under ``auth.required`` everything else needs somebody who is known (:mod:`headrace.web.identification`): by a session
+  of the login page, a bearer token, HTTP Basic with a client id and its key, or a certificate. (The old clients'
+  ``/sdk/sub/preauth`` has its own rule.)
 - A request that changes something needs the header ``X-Headrace``, which a foreign web page cannot send.
 - A door on the loopback interface answers only requests to a loopback name: a foreign page whose name resolves to it
   (DNS rebinding) gets nothing.
@@ -10,18 +11,14 @@
 
 from __future__ import annotations
 
-import binascii
-import hmac
-from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Final
 
 from aiohttp import hdrs, web
 
-from headrace.hub.access.principal import Principal
 from headrace.net.server.process import Server
-from headrace.net.server.tls import certificate_names
+from headrace.web.identification import Identification
 from headrace.web.refusals import refusal
 from headrace.web.rights import check_path, set_principal
 
@@ -40,14 +37,21 @@ HEADERS: Final = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Server": "Headrace",
 }
+
+
+async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers of every answer."""
+    response.headers.update(HEADERS)
 
 
 class AccessCheck:
     """Checks every request before a handler sees it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, identification: Identification) -> None:
         self._server = server
+        self._identification = identification
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -60,51 +64,25 @@ class AccessCheck:
             raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
         if request.method not in _SAFE and OURS not in request.headers:
             raise refusal(web.HTTPForbidden, f"send the header {OURS}: 1 with requests that change something")
-        principal = self._principal_of(request)
+        principal = self._identification.principal_of(request)
         if self._guarded(request.path) and not principal.known:
             self._server.access.turned_away("http", str(request.remote), principal.name, "unknown")
             self._server.hub.counters.refuse("http", "unauthenticated", str(request.remote), request.path)
             refused = refusal(
-                web.HTTPUnauthorized, "auth.required is on: give a client id of auth.clients and its key"
+                web.HTTPUnauthorized,
+                "auth.required is on: give a client id and its key, or a bearer token, or log in at /login",
             )
-            refused.headers[hdrs.WWW_AUTHENTICATE] = 'Basic realm="Headrace", charset="UTF-8"'
+            # A script of our page sends people to the login page; a browser would ask them with a box of its own.
+            by_script = request.headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
+            scheme = "Bearer" if by_script else "Basic"
+            refused.headers[hdrs.WWW_AUTHENTICATE] = f'{scheme} realm="Headrace", charset="UTF-8"'
             raise refused
         set_principal(request, principal)
         check_path(self._server.access, request)
-        response = await handler(request)
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
+        return await handler(request)
 
     def _guarded(self, path: str) -> bool:
         return self._server.settings.auth.required and path.startswith("/api/") and path not in OPEN
-
-    def _principal_of(self, request: web.Request) -> Principal:
-        """Return who makes a request: by its bearer token, its client id and key, or its certificate."""
-        principals = self._server.access.principals
-        given = request.headers.get(hdrs.AUTHORIZATION, "")
-        scheme, _, token = given.partition(" ")
-        if scheme.lower() == "bearer":
-            return principals.of_token(token.strip()) or principals.anonymous
-        if (client := self._client_of(given)) is not None:
-            return principals.of_client_id(client) or principals.anonymous
-        transport = request.transport
-        names = certificate_names(None if transport is None else transport.get_extra_info("peercert"))
-        return principals.of_peer("", next(iter(names), ""))
-
-    def _client_of(self, given: str) -> str | None:
-        """Return the client id that an authorization names, if the key with it is right."""
-        scheme, _, encoded = given.partition(" ")
-        if scheme.lower() != "basic":
-            return None
-        try:
-            name, _, key = b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            return None
-        known = self._server.access.keys.get(name.lower())
-        # The same work for an unknown client: the time it takes must not tell which ids exist.
-        right = hmac.compare_digest((known.reveal() if known else "unknown").encode(), key.encode())
-        return name.lower() if known is not None and right else None
 
     def _called_by_its_name(self, request: web.Request) -> bool:
         transport = request.transport

@@ -17,14 +17,17 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
-from headrace.net.server.accepting import NO_TLS_ANSWER, Endpoint, Listening
+from headrace.net.server.accepting import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening
 from headrace.net.server.admission import Admission
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
-from headrace.web.access import OPEN, AccessCheck, Handler
+from headrace.web.access import HEADERS, OPEN, AccessCheck, Handler, add_headers
 from headrace.web.api import Api, as_json
+from headrace.web.identification import Identification
+from headrace.web.login import Login
 from headrace.web.operations import Operations
 from headrace.web.refusals import refusal
+from headrace.web.sessions import Sessions
 
 MAX_CONNECTIONS: Final = 128
 """Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
@@ -103,6 +106,7 @@ class _ConnectionLimit(asyncio.Protocol):
         self._connections = connections
         self._origin = origin
         """The peer's address, if a proxy has named it."""
+        self._first = True
         self._handler: asyncio.Protocol | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -114,7 +118,7 @@ class _ConnectionLimit(asyncio.Protocol):
         if not self._connections.admit(peer):
             stream.abort()
             return
-        self._handler = handler = serving()
+        self._handler = handler = _HttpProtocol.of(serving)
         handler.connection_made(stream)
         self._connections.add(handler, stream, peer)
 
@@ -124,7 +128,10 @@ class _ConnectionLimit(asyncio.Protocol):
             self._handler.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        if self._handler is not None:
+        first, self._first = self._first, False
+        if first and data.startswith(TLS_HELLO) and self._handler is not None:
+            self._connections.refuse(self._handler, *TLS_AT_PLAIN)
+        elif self._handler is not None:
             self._handler.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -137,6 +144,22 @@ class _ConnectionLimit(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._handler is not None:
             self._handler.resume_writing()
+
+
+class _HttpProtocol(web.RequestHandler):
+    """aiohttp's protocol; its answers to what is no request at all have the headers of every other answer."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, serving: web.Server) -> _HttpProtocol:
+        # As the server itself makes one, but of this class.
+        return cls(serving, loop=asyncio.get_running_loop(), **serving._kwargs)
+
+    def handle_error(self, *arguments: Any, **more: Any) -> web.StreamResponse:
+        response = super().handle_error(*arguments, **more)
+        response.headers.update(HEADERS)
+        return response
 
 
 @dataclass(slots=True)
@@ -167,7 +190,7 @@ class _Connections:
         if full is not None and self._make_room(peer[0]):
             full = self._admission.admit(peer[0])
         if full is not None:
-            self._server.hub.counters.refuse("http", "connections", str(peer), full)
+            self._server.hub.counters.refuse("http", "connections", told(peer), full)
         return full is None
 
     def add(self, handler: object, transport: asyncio.Transport, peer: tuple[str, int]) -> None:
@@ -194,7 +217,7 @@ class _Connections:
             connection.deadline = None
         if self._under_way >= max(MAX_CONNECTIONS - SPARE, 1) and request.path not in OPEN:
             detail = f"{self._under_way} requests are under way"
-            self._server.hub.counters.refuse("http", "busy", str(connection.peer), detail)
+            self._server.hub.counters.refuse("http", "busy", told(connection.peer), detail)
             raise refusal(web.HTTPServiceUnavailable, f"{detail}: ask again later")
         connection.under_way += 1
         self._under_way += 1
@@ -226,8 +249,13 @@ class _Connections:
             seconds = self._server.settings.limits.handshake_seconds
             self._refuse(handler, connection, "stalled", f"no request in {seconds:g} s")
 
+    def refuse(self, handler: object, reason: str, detail: str) -> None:
+        """Close an open connection at once, and count why."""
+        if (connection := self._open.get(handler)) is not None:
+            self._refuse(handler, connection, reason, detail)
+
     def _refuse(self, handler: object, connection: _Open, reason: str, detail: str) -> None:
-        self._server.hub.counters.refuse("http", reason, str(connection.peer), detail)
+        self._server.hub.counters.refuse("http", reason, told(connection.peer), detail)
         self.remove(handler)
         connection.transport.abort()
 
@@ -251,14 +279,16 @@ def application(server: Server, connections: _Connections) -> web.Application:
     async def ask_preauth(request: web.Request) -> web.Response:
         return preauth.answer(server, request)
 
+    identification = Identification(server, Sessions())
     api = Api(server)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),
-        middlewares=[connections.count, AccessCheck(server).check],
+        middlewares=[connections.count, AccessCheck(server, identification).check],
     )
     app.add_routes(
         [
             *pages.routes(),
+            *Login(server, identification).routes(),
             *api.routes(),
             *Operations(server).routes(),
             web.get("/metrics", show_metrics),
@@ -267,6 +297,7 @@ def application(server: Server, connections: _Connections) -> web.Application:
             web.get("/sdk/sub/preauth", ask_preauth),
         ]
     )
+    app.on_response_prepare.append(add_headers)
     app.on_startup.append(api.start)
     app.on_shutdown.append(api.stop)
     return app

@@ -17,6 +17,9 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 
+PAGES: Final = {"index.html": "/", "login.html": "/login"}
+"""Files that are pages of their own."""
+
 
 def routes() -> list[web.RouteDef]:
     """Return the routes of ``/`` and of everything that it loads."""
@@ -25,7 +28,7 @@ def routes() -> list[web.RouteDef]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         suffix = "." + entry.name.rpartition(".")[2]
         if suffix in TYPES:
-            path = "/" if entry.name == "index.html" else f"/dashboard/{entry.name}"
+            path = PAGES.get(entry.name, f"/dashboard/{entry.name}")
             found.append(web.get(path, _serving(entry.read_bytes(), TYPES[suffix])))
     return found
 

@@ -18,6 +18,7 @@ DOOR: Final = "http"
 _PRINCIPAL: Final = web.RequestKey("principal", Principal)
 
 _OWN_CHECKS: Final = (
+    "/api/me",
     "/api/status",
     "/api/history",
     "/api/events",

@@ -30,7 +30,7 @@ identify().then(({ name, session, anonymous, login, may }) => {
   document.body.dataset.lacks = Object.keys(may).filter((action) => !may[action]).join(" ");
   const leave = async () => { await change("/logout", {}); location.replace("/login"); };
   fill(document.getElementById("who"),
-    anonymous ? null : h("span", { class: "who" }, name),
+    anonymous ? null : h("span", { class: "who", title: name }, name),
     session ? h("button", { type: "button", class: "plain", onclick: leave }, "Log out") : null,
     anonymous && login ? h("a", { href: `/login${location.hash}` }, "Log in") : null);
 });

@@ -81,7 +81,7 @@ export default {
     const list = h("section", { class: "sheet list", "aria-label": "Messages" });
     const detail = h("section", { class: "sheet opened", hidden: true, "aria-label": "Message" });
 
-    const publishing = h("details", { class: "sheet" }, h("summary", {}, "Publish a message"),
+    const publishing = h("details", { class: "sheet", "data-needs": "publish" }, h("summary", {}, "Publish a message"),
       h("form", { class: "stack", onsubmit: publish },
         h("div", { class: "row" }, h("label", {}, "Topic", h("input", { name: "topic", autocomplete: "off", size: 24 })),
           h("label", {}, "Attributes", h("input", { name: "attributes", autocomplete: "off", size: 32, placeholder: 'city=Praha street="Na Hradbách"' }))),

@@ -1,0 +1,122 @@
+"""Who makes a request of the http door: by bearer token, client id and key, session, or certificate.
+
+A proof that is given must be right: a wrong one makes nobody of who gave it, whatever else would speak for them. Wrong
+ones are slowed like those at the other doors (:mod:`headrace.hub.access.login_attempts`).
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+from base64 import b64decode
+from hashlib import sha256
+from math import ceil
+from time import monotonic, time
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from headrace.hub.access.principal import Principal
+from headrace.net.server.process import Server
+from headrace.net.server.tls import certificate_names
+from headrace.web.refusals import refusal
+from headrace.web.sessions import Sessions
+
+COOKIE: Final = "headrace-session"
+COOKIE_UNDER_TLS: Final = "__Host-headrace-session"
+"""Browsers take a cookie of this name only if it is secure, and for this very host."""
+
+_BEARER: Final = "bearer"
+"""Stands for the identity of whoever shows a token, in the table of failed attempts."""
+
+
+class Identification:
+    """Finds out who makes a request."""
+
+    def __init__(self, server: Server, sessions: Sessions) -> None:
+        self._server = server
+        self.sessions = sessions
+
+    def principal_of(self, request: web.Request) -> Principal:
+        """Return who makes a request; whoever proves nothing is anonymous."""
+        principals = self._server.access.principals
+        if not self._server.authentication.useful:
+            return self._by_certificate(request)
+        scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        match scheme.lower():
+            case "":
+                pass
+            case "bearer":
+                return self.by_token(request, given.strip()) or principals.anonymous
+            case "basic":
+                try:
+                    name, _, key = b64decode(given, validate=True).decode().partition(":")
+                except (binascii.Error, UnicodeDecodeError):
+                    return principals.anonymous
+                return self.by_key(request, name, key) or principals.anonymous
+            case _:
+                return principals.anonymous
+        if (cookie := request.cookies.get(cookie_name(request))) is not None:
+            found = self.sessions.find(cookie, principals, monotonic())
+            if found is not None:
+                return found
+        return self._by_certificate(request)
+
+    def by_token(self, request: web.Request, token: str) -> Principal | None:
+        """Return whose bearer token this is."""
+        self._check_pause(request, _BEARER)
+        return self._noted(request, _BEARER, self._server.access.principals.of_token(token))
+
+    def by_key(self, request: web.Request, client: str, key: str) -> Principal | None:
+        """Return whose client id this is, if the key is right."""
+        client = client.lower()
+        self._check_pause(request, client)
+        known = self._server.access.keys.get(client)
+        # The same work for an unknown client: the time it takes must not tell which ids exist.
+        right = hmac.compare_digest(_hashed(known.reveal() if known else "unknown"), _hashed(key))
+        found = self._server.access.principals.of_client_id(client) if known is not None and right else None
+        return self._noted(request, client, found)
+
+    def _by_certificate(self, request: web.Request) -> Principal:
+        transport = request.transport
+        names = certificate_names(None if transport is None else transport.get_extra_info("peercert"))
+        return self._server.access.principals.of_peer("", next(iter(names), ""))
+
+    def _check_pause(self, request: web.Request, who: str) -> None:
+        pause = self._server.authentication.attempts.pause(who, str(request.remote), time())
+        if pause:
+            self._server.hub.counters.refuse("http", "too_many_failures", str(request.remote), request.path)
+            self._server.access.turned_away("http", str(request.remote), _named(who), "too_many_failures")
+            refused = refusal(
+                web.HTTPTooManyRequests, "too many attempts have failed from this address: wait"
+            )
+            refused.headers[hdrs.RETRY_AFTER] = str(ceil(pause))
+            raise refused
+
+    def _noted(self, request: web.Request, who: str, found: Principal | None) -> Principal | None:
+        attempts = self._server.authentication.attempts
+        if found is None:
+            attempts.failed(who, str(request.remote), time())
+        else:
+            attempts.succeeded(who, str(request.remote))
+        return found
+
+
+def is_secure(request: web.Request) -> bool:
+    """Whether a request came by TLS."""
+    return request.transport is not None and request.transport.get_extra_info("ssl_object") is not None
+
+
+def cookie_name(request: web.Request) -> str:
+    """Return the name of the session's cookie."""
+    return COOKIE_UNDER_TLS if is_secure(request) else COOKIE
+
+
+def _hashed(text: str) -> bytes:
+    # Of equal length, so that comparing them takes equally long.
+    return sha256(text.encode(errors="replace")).digest()
+
+
+def _named(who: str) -> str:
+    # What a stranger claims to be goes into the audit log: no more of it than an id has.
+    return who[:24]
