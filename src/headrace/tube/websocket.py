@@ -63,6 +63,8 @@ class WebSocketTransport(TubeTransport):
         self._reported = False
         """Whether the session knows how the connection ended."""
         self._ended = False
+        self._finished = False
+        """Whether our direction has ended."""
         """Whether the peer sends no more."""
 
     @classmethod
@@ -177,6 +179,8 @@ class WebSocketTransport(TubeTransport):
                 self._session.end(self._goodbye(), sending=False)
 
     def _answer(self, protocol: ServerProtocol, request: Request) -> None:
+        if self._finished:
+            return  # What came with the request was wrong: there is no answer any more.
         protocol.send_response(protocol.accept(request))
         self._flush()
         if protocol.state is State.OPEN:
@@ -220,11 +224,13 @@ class WebSocketTransport(TubeTransport):
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
-            if self._transport.is_closing():
+            if self._transport.is_closing() or self._finished:
                 return
             if data:
                 self._send(data)
-            elif self._transport.can_write_eof():
+                continue
+            self._finished = True
+            if self._transport.can_write_eof():
                 with contextlib.suppress(OSError):  # reset already, which the loop has not reported yet
                     self._transport.write_eof()
             else:

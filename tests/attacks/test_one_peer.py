@@ -1,0 +1,117 @@
+"""What one peer could do to everybody: each attack once stopped a hub, filled its memory or its disk."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from contextlib import ExitStack, closing, suppress
+from random import Random
+
+from tests.attacks.conftest import MIB, SOAK, STATE_BYTES, STATE_BYTES_PER_CLIENT
+from tests.attacks.good_client import unharmed
+from tests.attacks.hostile_bytes import SPOKEN, grammar_made_bytes, mutated_bytes
+from tests.hubprocess import HubProcess
+from tests.system.observing import counter, eventually, status
+
+from headrace.wire.link.message import serialize as link_message
+from headrace.wire.spp import Publish, serialize
+from headrace.wire.tube.frames import FragmentSize, Header, stream_pieces
+from headrace.wire.tube.frames import serialize as frame
+from headrace.wire.tube.varint import serialize_varint
+
+VALUE_BYTES = 500_000
+
+FRAGMENT = 1 << 18
+OPENING = frame(FragmentSize(FRAGMENT))
+HELLO = b"".join(map(bytes, stream_pieces(link_message({"op": "hello", "id": 0, "version": 2}), FRAGMENT)))
+
+
+def publish_services(hub: HubProcess, name: str, count: int, source: str) -> None:
+    """Create services, each with an object of half a megabyte: JSON or plain bytes."""
+    with closing(
+        socket.create_connection(hub.address("spp"), timeout=60, source_address=(source, 0))
+    ) as sock:
+        for number in range(count):
+            text = b"x" * VALUE_BYTES
+            change = b'{"value":"%s"}' % text if number % 2 else text
+            sock.sendall(serialize(Publish(f"{name}/{number}", change)))
+        # The hub has read everything when it closes its side, too.
+        sock.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            while sock.recv(1 << 16):
+                pass
+
+
+def test_services_of_one_anonymous_connection(hub: HubProcess) -> None:
+    """Budgets keep them within bounds, and snapshots, which are written meanwhile, hold nobody up."""
+    # In memory, each object and the text of its snapshot, and what is on its way into the log.
+    with unharmed(hub, "services of half a megabyte", most_bytes=4 * STATE_BYTES + 128 * MIB):
+        publish_services(
+            hub, "greedy", 1500 if SOAK else STATE_BYTES_PER_CLIENT // VALUE_BYTES + 20, "127.0.0.3"
+        )
+        eventually("some are refused", lambda: counter(hub, "refused", "spp/state_bytes") >= 19)
+        assert (
+            STATE_BYTES_PER_CLIENT // 2 < status(hub)["state"]["bytes"] < STATE_BYTES_PER_CLIENT + VALUE_BYTES
+        )
+        # Another client has its own share, up to what all may have.
+        publish_services(hub, "other", STATE_BYTES // VALUE_BYTES, "127.0.0.4")
+        eventually(
+            "it takes the rest",
+            lambda: STATE_BYTES - 2 * VALUE_BYTES < status(hub)["state"]["bytes"] <= STATE_BYTES,
+        )
+    clients = status(hub)["accounts"]
+    assert clients["127.0.0.3"]["state_bytes"] <= STATE_BYTES_PER_CLIENT
+    assert clients["127.0.0.4"]["state_bytes"] > 0
+
+
+def test_half_messages_of_many_tubes(hub: HubProcess) -> None:
+    tubes = 200
+    half = frame(Header(0, 29)) + (serialize_varint(FRAGMENT) + bytes(FRAGMENT)) * 28
+    with (
+        unharmed(hub, f"half messages of {tubes} tubes", most_bytes=100_000_000) as good,
+        ExitStack() as stack,
+    ):
+        for _ in range(tubes):
+            sock = stack.enter_context(closing(socket.create_connection(hub.address("tube_tcp"), timeout=20)))
+            sock.sendall(OPENING + HELLO)
+            sock.recv(100)
+            sock.settimeout(0.01)
+            with suppress(OSError):
+                sock.sendall(half)
+        good.waits(10)
+        unfinished = status(hub)["unfinished"]
+        assert unfinished["bytes"] < 100_000_000
+        assert unfinished["waiting"]
+
+
+def test_a_flood_of_malformed_requests_fills_no_log(hub: HubProcess) -> None:
+    random = Random(11)
+    before = len(hub.stderr)
+    requests = 0
+    with unharmed(hub, "a flood of malformed requests"):
+        for door in SPOKEN:
+            for number in range(2000 if SOAK else 60):
+                make = grammar_made_bytes if number % 2 else mutated_bytes
+                with (
+                    closing(socket.create_connection(hub.address(door), timeout=10)) as sock,
+                    suppress(OSError),
+                ):
+                    sock.sendall(make(door, random) + b"\xff" * 64)
+                    requests += 1
+    written = len(hub.stderr) - before
+    print(f"{written} bytes of log for {requests} malformed requests")
+    # A line for each reason at each door, and then ever fewer.
+    assert written < 40_000
+
+
+def test_health_answers_whatever_else_is_full(hub: HubProcess) -> None:
+    address = hub.address("http")
+    with unharmed(hub, "silent HTTP sockets"), ExitStack() as stack:
+        for _ in range(1000 if SOAK else 200):
+            with suppress(OSError):
+                sock = stack.enter_context(closing(socket.create_connection(address, timeout=10)))
+                sock.sendall(b"GET /api/status HT")
+        for path in ("/healthz", "/readyz"):
+            with closing(http.client.HTTPConnection(*address, timeout=20)) as connection:
+                connection.request("GET", path)
+                assert connection.getresponse().status == 200
