@@ -180,6 +180,23 @@ def test_an_index_that_cannot_be_used_is_not_used_and_written_anew(written: Log,
     log.close()
 
 
+def test_a_damaged_segment_is_not_indexed_and_holds_up_no_other(written: Log) -> None:
+    first, second = segment_of(written), segment_of(written, 1)
+    for segment in (first, second):
+        segment.topics_path.unlink()
+        segment.topics_wanted = True
+    middle = first.index.file_size // 2
+    with first.path.open("r+b") as file:
+        file.seek(middle)
+        byte = file.read(1)[0]
+        file.seek(middle)
+        file.write(bytes([byte ^ 1]))
+    assert written.index_next() is second
+    assert written.index_next() is None
+    assert not first.topics_path.exists()
+    written.close()
+
+
 def test_repair_sets_a_bad_index_aside(written: Log) -> None:
     path = segment_of(written).topics_path
     written.close()

@@ -85,6 +85,8 @@ class Log:
         self.damaged: dict[TailFile, DamagedError] = {}
         """Tails that cannot be sealed, and why."""
         self._being_sealed: TailFile | None = None
+        self._unindexed: set[SealedSegment] = set()
+        """Sealed segments whose damage keeps their topics from being indexed."""
         self.failure: str | None = None
         """The sync failure after which nothing can be promised any more, if there was one."""
         self._needs_state, _ = recovery.needs_state(recovered.segments)
@@ -479,13 +481,9 @@ class Log:
         self._check_writable()
         with self._sealing:
             for segment in self._segments:
-                if isinstance(segment, SealedSegment) and segment.topics_wanted:
-                    with translating(segment.topics_path):
-                        segment.write_topics()
-                    if segment not in self._segments:
-                        # Retention has removed its files meanwhile.
-                        segment.topics_path.unlink(missing_ok=True)
-                        continue
+                if not isinstance(segment, SealedSegment) or segment in self._unindexed:
+                    continue
+                if segment.topics_wanted and self._index(segment):
                     return segment
         return None
 
@@ -593,6 +591,24 @@ class Log:
         """The last operation known to be committed: only committed ones are sealed, or covered by a snapshot."""
         sealed = [segment.last_op for segment in self._segments if isinstance(segment, SealedSegment)]
         return max([0 if self.snapshot is None else self.snapshot.op, *sealed])
+
+    def _index(self, segment: SealedSegment) -> bool:
+        """Write a segment's index of topics; return whether it is there."""
+        try:
+            with translating(segment.topics_path):
+                segment.write_topics()
+        except DamagedError:
+            # Who reads the damaged messages is told.
+            self._unindexed.add(segment)
+            return False
+        except StorageError:
+            if segment in self._segments:
+                raise
+        if segment not in self._segments:
+            # Retention has removed its files meanwhile.
+            segment.topics_path.unlink(missing_ok=True)
+            return False
+        return True
 
     def _holding(self, first: int, last: int | None) -> tuple[Segment | None, int]:
         """The segment that holds ``first``, if that is committed, and the end of a range up to ``last`` or the head."""

@@ -792,3 +792,17 @@ async def test_a_consumer_that_nobody_uses_is_removed_by_the_age_of_what_waits(
     await upkeep.tidy()
     assert removed == ["consumer/old"]
     assert hub.counters.get("consumers_expired") == 1
+
+
+async def test_an_index_of_topics_that_is_missing_is_written(tmp_path: Path) -> None:
+    async with running_hub(tmp_path) as server:
+        publish(server.hub, b"x")
+        assert await server.maintenance.seal() == 1
+        segment = server.hub.log.segments[0]
+        assert isinstance(segment, SealedSegment)
+        path = segment.topics_path
+    good = path.read_bytes()
+    path.unlink()
+    async with running_hub(tmp_path):
+        await until(path.exists)
+    assert path.read_bytes() == good

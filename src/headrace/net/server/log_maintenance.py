@@ -212,6 +212,8 @@ class LogMaintenance:
                 while not self._too_busy_to_seal() and await self._seal_next():
                     # Between segments too: there may be no last one while messages come faster than they are sealed.
                     await self._trim()
+                if not self._too_busy_to_seal():
+                    await self._index_next()
                 self._went_well("seal")
             except DamagedError as error:
                 # It raises once: the tail is passed over from now on, and sealing goes on with the next.
@@ -325,6 +327,13 @@ class LogMaintenance:
         self._hub.counters.add("segments_sealed")
         logger.info("sealed messages %d to %d in %s", segment.first, segment.last, segment.path.name)
         return True
+
+    async def _index_next(self) -> None:
+        """Write an index of topics that is missing or damaged, if there is one: one at a time, it is not urgent."""
+        async with self._sealing:
+            segment = await self._in_thread(self._log.index_next)
+        if segment is not None:
+            logger.info("wrote the index of topics %s", segment.topics_path.name)
 
     async def _trim(self) -> None:
         before = self._log.first
