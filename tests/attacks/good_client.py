@@ -40,7 +40,8 @@ class Waits(NamedTuple):
         return cls(ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10], ordered[-1])
 
     def __str__(self) -> str:
-        return f"{self.half * 1e3:.1f} ms half of the time, {self.most * 1e3:.1f} ms at p90, {self.longest * 1e3:.0f} ms ever"
+        half, most, longest = (seconds * 1e3 for seconds in self)
+        return f"{half:.1f} ms half of the time, {most:.1f} ms at p90, {longest:.0f} ms ever"
 
 
 class GoodClient:
@@ -53,7 +54,7 @@ class GoodClient:
         self._data = bytearray()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self._failure: BaseException | None = None
+        self._failure: OSError | AssertionError | None = None
         self._name = b"good %d " % id(self)
         self._seq = 0
         self.times: list[float] = []
@@ -89,7 +90,7 @@ class GoodClient:
                 self._await(payload)
                 self.times.append(perf_counter() - begun)
                 number += 1
-        except BaseException as error:
+        except (OSError, AssertionError) as error:
             self._failure = error
 
     def _await(self, payload: bytes) -> None:

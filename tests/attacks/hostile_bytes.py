@@ -112,9 +112,8 @@ def mutated_bytes(door: str, random: Random) -> bytes:
 def grammar_made_bytes(door: str, random: Random) -> bytes:
     """Put whole frames together in an order that nobody would."""
     if SPOKEN[door] == "http":
-        lines = [
-            f"{random.choice(('GET', 'PUT', 'BREW', ''))} {random.choice(_PATHS)} HTTP/{random.choice(('1.1', '9.9', ''))}"
-        ]
+        method, version = random.choice(("GET", "PUT", "BREW", "")), random.choice(("1.1", "9.9", ""))
+        lines = [f"{method} {random.choice(_PATHS)} HTTP/{version}"]
         lines += [f"{random.choice(_FIELDS)}: {random.choice(_VALUES)}" for _ in range(random.randrange(8))]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + random.randbytes(random.randrange(40))
     valid = seeds(door)

@@ -190,7 +190,7 @@ class _Connections:
         if full is not None and self._make_room(peer[0]):
             full = self._admission.admit(peer[0])
         if full is not None:
-            self._server.hub.counters.refuse("http", "connections", told(peer), full)
+            self._server.hub.counters.refuse("http", "connections", _named(peer), full)
         return full is None
 
     def add(self, handler: object, transport: asyncio.Transport, peer: tuple[str, int]) -> None:
@@ -217,7 +217,7 @@ class _Connections:
             connection.deadline = None
         if self._under_way >= max(MAX_CONNECTIONS - SPARE, 1) and request.path not in OPEN:
             detail = f"{self._under_way} requests are under way"
-            self._server.hub.counters.refuse("http", "busy", told(connection.peer), detail)
+            self._server.hub.counters.refuse("http", "busy", _named(connection.peer), detail)
             raise refusal(web.HTTPServiceUnavailable, f"{detail}: ask again later")
         connection.under_way += 1
         self._under_way += 1
@@ -255,9 +255,14 @@ class _Connections:
             self._refuse(handler, connection, reason, detail)
 
     def _refuse(self, handler: object, connection: _Open, reason: str, detail: str) -> None:
-        self._server.hub.counters.refuse("http", reason, told(connection.peer), detail)
+        self._server.hub.counters.refuse("http", reason, _named(connection.peer), detail)
         self.remove(handler)
         connection.transport.abort()
+
+
+def _named(peer: tuple[str, int]) -> str:
+    """Name a peer as every other door does."""
+    return f"{peer[0]}:{peer[1]}"
 
 
 def application(server: Server, connections: _Connections) -> web.Application:
