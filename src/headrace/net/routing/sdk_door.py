@@ -82,6 +82,8 @@ class SdkStream(DoorConnection[SdkDoor]):
             if not (owner in (None, self.principal) or self.principal.may_do_everything):
                 self.refuse("forbidden", f"client {client_id_text(frame.client_id)} is {owner}'s")
                 return
+        if not self._machine.allows(event_of(frame)) and not self.principal.known:
+            self.door.context.access.turned_away("sdk", self.name, self.principal.name, "unknown")
         self._machine.step(event_of(frame))
         if isinstance(frame, Auth | Subscribe) and not self.may_any(Action.READ):
             self.refuse("forbidden", f"{self.principal.name} may not read")

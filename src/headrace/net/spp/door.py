@@ -109,6 +109,7 @@ class SppConnection(DoorConnection[SppDoor]):
             case _ if session is None:
                 # Nothing has been offered yet, so the id it names was not either.
                 self.counters.add("unauthenticated", door="spp")
+                self.door.context.access.turned_away("spp", self.name, self.principal.name, "unknown")
             case Publish(service, change):
                 if not (self.principal.may_do_everything or self._may_change(service)):
                     return
