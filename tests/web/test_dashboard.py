@@ -444,7 +444,7 @@ def test_the_cluster_page(browser: Browser, hub: HubProcess) -> None:
         }
         _feigned(page, {**status, "cluster": cluster})
         page.goto(f"http://{hub.doors['http']}/#/cluster")
-        expect(page.get_by_label("Nodes", exact=True)).to_contain_text("x: 1 of 3 nodes are at work")
+        expect(page.get_by_label("Nodes", exact=True)).to_contain_text("x: 1 of 3 nodes are working")
         rows = page.get_by_label("Nodes", exact=True).locator("tbody tr")
         expect(rows.nth(0)).to_contain_text("itself")
         expect(rows.nth(1)).to_contain_text("2 s ago")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from headrace.hub.counters import Counters
@@ -102,3 +104,18 @@ def test_jobs_are_taken_as_far_as_they_have_figures() -> None:
     assert len(jobs_from({"jobs": {str(number): {} for number in range(99)}})) == 16
     levels = msgspec.structs.replace(LEVELS, jobs=found)
     assert History().take(0.0, levels, Counters()).jobs == found
+
+
+def test_samples_survive_a_restart_as_far_as_they_are_recent(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    before = History()
+    for second in range(1000, 1000 + SAMPLES):
+        before.take(float(second), LEVELS, Counters())
+    before.save(path)
+    after = History()
+    after.load(path, 1000.0 + SAMPLES + 5)
+    assert [sample.time for sample in after.samples] == [float(each) for each in range(1005, 1000 + SAMPLES)]
+    assert after.samples[-1] == before.samples[-1]
+    path.write_text("[{")
+    after.load(path, 2000.0)
+    after.load(tmp_path / "absent", 2000.0)

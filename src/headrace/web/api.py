@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Coroutine
@@ -39,6 +40,8 @@ ORIGIN: Final = HTTP
 """The origin of messages that the dashboard publishes."""
 
 SAMPLE_SECONDS: Final = 1.0
+KEEP_SAMPLES: Final = 30
+"""Samples after which all are written down: so many seconds of charts a killed hub loses."""
 _TAIL_SECONDS: Final = 0.25
 _TAIL_MOST: Final = 60
 """The most messages in one event: more than a person reads. A flag shows whether some were left out."""
@@ -63,6 +66,7 @@ class Api:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._history = History()
+        self._kept = server.settings.node.data / "history.json"
         self._next_sample: NextValue[Sample] = NextValue()
         self._streams: set[asyncio.Task[Any]] = set()
         self._sampling: asyncio.Task[None] | None = None
@@ -87,7 +91,8 @@ class Api:
         ]
 
     async def start(self, _app: web.Application) -> None:
-        """Start sampling."""
+        """Start sampling; charts go on where they were before a restart."""
+        await self._in_thread(self._history.load, self._kept, time())
         self._sample()
         self._sampling = asyncio.ensure_future(self._keep_sampling())
 
@@ -97,10 +102,23 @@ class Api:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self._keep()
+
+    async def _keep(self) -> None:
+        with contextlib.suppress(OSError):  # Charts are not worth a complaint; a full disk is told elsewhere.
+            await self._in_thread(self._history.save, self._kept)
+
+    @staticmethod
+    async def _in_thread(work: Callable[..., None], *arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
 
     async def _keep_sampling(self) -> None:
+        samples = 0
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
+            samples += 1
+            if samples % KEEP_SAMPLES == 0:
+                await self._keep()
             try:
                 self._next_sample.set(self._sample())
             except Exception:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -91,6 +92,21 @@ class History:
         self._updates: deque[tuple[float, Measured]] = deque(maxlen=_UPDATES)
         """The last updates of ``measure`` in its newest minute, and when they came."""
         self._rate: float | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the samples to a file, for :meth:`load` after a restart."""
+        making = path.with_name(path.name + ".making")
+        making.write_bytes(msgspec.json.encode(list(self.samples)))
+        making.replace(path)
+
+    def load(self, path: Path, now: float) -> None:
+        """Go on after the samples in a file, as far as they are of the last minutes."""
+        try:
+            kept = msgspec.json.decode(path.read_bytes(), type=list[Sample])
+        except (OSError, msgspec.DecodeError):
+            # There is none, or another version wrote it: charts begin anew.
+            return
+        self.samples.extend(sample for sample in kept if now - SAMPLES <= sample.time < now)
 
     def take(self, now: float, levels: Levels, counters: Counters) -> Sample:
         """Make and keep the sample of this moment; ``now`` in seconds since 1970."""

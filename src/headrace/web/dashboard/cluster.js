@@ -2,7 +2,9 @@ import { empty, fact, h, notice, show, table } from "./dom.js";
 import { count, span } from "./format.js";
 import { listen } from "./store.js";
 
-export const MODES = { WRK: "at work", DSC: "looks for the others, or for the log", ERR: "accepts no message", FRONTEND: "passes its upstream's sequence on" };
+export const MODES = { WRK: "working", DSC: "discovering", ERR: "failed", FRONTEND: "frontend" };
+// What a mode means, for whoever meets the word first.
+export const MEANINGS = { WRK: "takes messages", DSC: "looks for the others, or for the log", ERR: "accepts no message", FRONTEND: "passes its upstream's sequence on" };
 const tone = (mode) => ({ WRK: "good", DSC: "wary", ERR: "bad" })[mode] || "wary";
 
 const heard = (node) => node.age !== null && node.age !== undefined;
@@ -34,13 +36,13 @@ export default {
       const { cluster, upstream } = status;
       const there = cluster?.nodes?.filter((node) => heard(node) && node.mode === "WRK").length;
       show(said, cluster?.problem ? notice(`${cluster.problem}.`, "bad") : null);
-      show(facts, fact("This node", status.node.name, `id ${status.node.id}`), fact("Mode", status.mode, MODES[status.mode] ?? "", status.mode === "ERR" ? "bad" : ""),
+      show(facts, fact("This node", status.node.name, `id ${status.node.id}`), fact("Mode", MODES[status.mode] ?? status.mode, MEANINGS[status.mode] ?? "", status.mode === "ERR" ? "bad" : ""),
         fact("Head", count(status.head), status.tail > status.head ? `${count(status.tail - status.head)} not yet committed` : ""),
         cluster ? fact("View", count(cluster.view), cluster.primary ? `primary ${cluster.primary}` : "no primary") : null,
         upstream ? fact("Upstream", upstream.url ?? String(upstream), upstream.connected === false ? "not reached" : "", upstream.connected === false ? "bad" : "") : null);
-      show(nodes, cluster?.nodes?.length ? table(`${cluster.name || "The cluster"}: ${there} of ${cluster.nodes.length} nodes are at work`, [
+      show(nodes, cluster?.nodes?.length ? table(`${cluster.name || "The cluster"}: ${there} of ${cluster.nodes.length} nodes are working`, [
         ["Node", (node) => node.name], ["Address", (node) => h("code", {}, node.host)],
-        ["Mode", (node) => (heard(node) ? h("span", { class: "pill", "data-tone": tone(node.mode) }, node.mode) : h("span", { class: "pill", "data-tone": "bad" }, "silent"))],
+        ["Mode", (node) => (heard(node) ? h("span", { class: "pill", "data-tone": tone(node.mode), title: node.mode }, MODES[node.mode] ?? node.mode) : h("span", { class: "pill", "data-tone": "bad" }, "silent"))],
         ["Role", (node) => (heard(node) ? node.role ?? "" : ""), { narrow: true }],
         ["Has", (node) => (heard(node) && node.head !== null ? count(node.head) : "–"), { n: true, narrow: true }],
         ["Last heard", (node) => (node.name === status.node.name ? "itself" : heard(node) ? `${span(node.age)} ago` : "not now"), { n: true }],

@@ -1,5 +1,5 @@
 import { Chart, series } from "./chart.js";
-import { MODES } from "./cluster.js";
+import { MEANINGS, MODES } from "./cluster.js";
 import { empty, fact, h, notice, show, table } from "./dom.js";
 import { bytes, count, plural, rate, span } from "./format.js";
 import { listen } from "./store.js";
@@ -53,7 +53,7 @@ export default {
         fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${plural(status.disk.segments, "segment")}`),
         fact("Furthest behind", `${lag.behind_exact ? "" : "≤ "}${count(lag.behind)}`, slowest, lag.behind > 1e6 ? "wary" : ""),
         fact("Connections", count(status.connections)),
-        fact("Mode", status.mode, `${MODES[status.mode] ?? status.mode}: ${status.node.name}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
+        fact("Mode", MODES[status.mode] ?? status.mode, `${status.node.name}, ${MEANINGS[status.mode] ?? ""}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
         fact("Up", span(status.uptime), `version ${status.version}`));
       show(warnings,
         status.head === 0 && !status.upstream ? h("section", { class: "sheet", "aria-label": "Begin" }, empty("Nothing has been published yet. A first message, from a terminal:", "headrace pub 'hello, world' --topic greetings"),

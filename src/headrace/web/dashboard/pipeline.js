@@ -78,7 +78,8 @@ export default {
         ["Bytes", ([, each]) => bytes(each.bytes ?? 0), { n: true }],
         ["Publishers", ([, each]) => count(each.publishers ?? 0), { n: true, narrow: true }],
         ["Top topics", ([, each]) => (each.topics ?? []).slice(0, 3).map(({ topic }) => topic || "none").join(", "), { narrow: true }],
-      ], windows) : empty("The job measure has not reported here yet. To run it:", "headrace pipeline run measure"));
+      ], windows) : pipeline?.jobs?.measure && !silent ? empty("The job measure runs. It tells of messages as soon as there are some.")
+        : empty("The job measure has not reported here yet. To run it:", "headrace pipeline run measure"));
     });
 
     async function look() {
