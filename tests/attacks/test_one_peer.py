@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from random import Random
 
 from tests.attacks.conftest import MIB, SOAK, STATE_BYTES, STATE_BYTES_PER_CLIENT
@@ -115,3 +119,13 @@ def test_health_answers_whatever_else_is_full(hub: HubProcess) -> None:
             with closing(http.client.HTTPConnection(*address, timeout=20)) as connection:
                 connection.request("GET", path)
                 assert connection.getresponse().status == 200
+
+
+def test_datagrams_with_a_forged_source_bring_the_victim_little(tmp_path: Path) -> None:
+    """In a process of its own: it leaves this machine's network, if it may."""
+    program = [sys.executable, "-m", "tests.attacks.forged_sources", str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    print(f"forged sources: {found}, {found['received'] / found['sent']:.2f} times what was sent")
+    assert 0 < found["received"] <= 3 * found["sent"]
