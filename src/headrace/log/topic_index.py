@@ -221,7 +221,7 @@ def read_topic_index(path: Path, batches: npt.NDArray[Any]) -> TopicIndex:
 
 def check_topic_index(data: bytes, batches: npt.NDArray[Any]) -> None:
     """Raise unless bytes are a whole index of topics for the segment with these record batches."""
-    if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+    if len(data) < _HEAD.size + 4 or crc32c(np.frombuffer(data, np.uint8)[:-4]) != _last_integer(data):
         raise UnusableIndexError("the index of topics does not match its checksum")
     magic, belongs, form, count, names, places, text = _HEAD.unpack_from(data)
     if form == _NAMES:
@@ -257,6 +257,10 @@ def hashes(topics: pa.Array) -> Wide:
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Wide = value ^ (value >> np.uint64(31))
     return mixed
+
+
+def _last_integer(data: bytes) -> int:
+    return int.from_bytes(data[-4:], "little")
 
 
 def _probes(values: Wide, bits: Wide) -> list[Wide]:
