@@ -236,7 +236,7 @@ def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, r
     """What is there, then what comes, each once; no traffic, no work; a signal, a good end."""
     servers = own_hub.doors["tube_tcp"]
     line = [sys.executable, "-m", "headrace", "pipeline", "run", "--servers", servers]
-    line += ["--param", f"path={tmp_path}/out", "--param", "archive.interval=1"]
+    line += ["--param", f"path={tmp_path}/out", "--param", "interval=0.5"]
     publish(own_hub, 1000, topic="numbers")
     done = subprocess.run(
         [*line, "archive", "verify", "--available-now"],
@@ -281,7 +281,7 @@ def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, r
         before, files = status(own_hub), _files(tmp_path / "out")
         # Long enough for many triggers of each job: nothing may move.
         age = before["uptime"]
-        until(lambda: status(own_hub)["uptime"] > age + 6, "six seconds")
+        until(lambda: status(own_hub)["uptime"] > age + 3, "three seconds")
         after = status(own_hub)
         assert (after["head"], after["tail"]) == (before["head"], before["tail"])
         assert _files(tmp_path / "out") == files

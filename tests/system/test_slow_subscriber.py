@@ -19,7 +19,6 @@ MESSAGE_BYTES = 1024
 BLOCK = np.random.default_rng(1).integers(0, 256, (1024, MESSAGE_BYTES), np.uint8)
 """A mebibyte of messages. Only whole blocks are published, by one at a time, so a number tells which message it is."""
 
-BLOCK_PUSHED = push_run(Run.of(message.tobytes() for message in BLOCK))
 MIB = 1 << 20
 
 
@@ -120,9 +119,10 @@ def test_one_that_falls_behind_retention_is_cut_off_and_its_range_told(tmp_path:
 def publish(hub: HubProcess, blocks: int) -> None:
     """Push blocks, and wait until all are committed."""
     goal = head(hub) + blocks * len(BLOCK)
+    pushed = push_run(Run.of(message.tobytes() for message in BLOCK))
     with Publisher(hub.address("fyrehose")) as publisher:
         for _ in range(blocks):
-            publisher.sock.sendall(BLOCK_PUSHED)
+            publisher.sock.sendall(pushed)
         publisher.finish()
     eventually("everything published is committed", lambda: head(hub) == goal)
 
