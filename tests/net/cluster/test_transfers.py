@@ -14,7 +14,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.replication_frames import unpack
-from headrace.log.snapshot import Snapshot, parse
+from headrace.log.snapshot import FrozenState, Snapshot, parse
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import transfers as module
 from headrace.net.cluster.transfers import MAKE_SECONDS, Snapshots, between, served
@@ -26,9 +26,9 @@ class Counting(HubState):
 
     made = 0
 
-    def sections(self) -> dict[str, bytes]:
+    def freeze(self) -> FrozenState:
         self.made += 1
-        return super().sections()
+        return super().freeze()
 
 
 class Line:
@@ -88,6 +88,30 @@ def test_it_comes_whole_in_pieces(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     assert (snapshot.uuid, snapshot.op, snapshot.seq) == (scene.log.uuid, 2, 1)
     assert snapshot.sections == HubState.sections(scene.state)
     assert scene.state.made == 1
+
+
+def test_who_asks_while_one_is_made_gets_it_when_it_is_there(scene: Scene) -> None:
+    made: list[Any] = []
+    scene.snapshots = Snapshots(
+        scene.hub, lambda _, __: None, lambda: scene.now, lambda make, then: made.append((make, then))
+    )
+    lines: list[Any] = [Line(2), Line(3), Line(4)]
+    for line in lines:
+        scene.snapshots.asked(line, GetSnapshot(7, 0, 0))
+    scene.publish()
+    scene.snapshots.left(lines[2])
+    assert [line.posted for line in lines] == [[], [], []]
+    ((make, then),) = made
+    then(make())
+    # It is of the time when it was asked for.
+    assert [parse(line.posted.pop()[1]).op for line in lines[:2]] == [2, 2]
+    assert lines[2].posted == []
+    assert scene.state.made == 1
+
+
+def test_one_that_cannot_be_made_is_none(scene: Scene) -> None:
+    scene.snapshots = Snapshots(scene.hub, lambda _, __: None, lambda: scene.now, lambda _, then: then(None))
+    assert scene.ask(Line(2))[0].size == 0
 
 
 def test_a_node_that_asks_again_and_again_has_one_made(scene: Scene) -> None:

@@ -20,6 +20,7 @@ A fetched snapshot has :data:`MAX_BYTES` at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from headrace.cluster.effects import Serve
@@ -28,7 +29,7 @@ from headrace.hub.compact_batches import compacted
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.replication_frames import pack
-from headrace.log.snapshot import Snapshot, parse, serialize
+from headrace.log.snapshot import Snapshot, packed, parse
 from headrace.message import Batch
 from headrace.net.cluster.parcel_door import ParcelStream
 from headrace.wire.parcel.body import GetSnapshot, NewState, Prepare, SnapshotPart
@@ -78,6 +79,13 @@ class _Made(NamedTuple):
 
 _NONE: Final = _Made(0, b"")
 
+Make = Callable[[Callable[[], bytes], Callable[[bytes | None], None]], None]
+"""Makes a snapshot in a thread, and calls back with it, or with ``None`` if that failed."""
+
+
+def _made_at_once(make: Callable[[], bytes], then: Callable[[bytes | None], None]) -> None:
+    then(make())
+
 
 class Snapshots:
     """Both sides of fetching snapshots; ``now`` is the loop's clock.
@@ -86,9 +94,17 @@ class Snapshots:
     """
 
     def __init__(
-        self, hub: Hub, fetched: Callable[[int, Snapshot | None], None], now: Callable[[], float]
+        self,
+        hub: Hub,
+        fetched: Callable[[int, Snapshot | None], None],
+        now: Callable[[], float],
+        make: Make | None = None,
     ) -> None:
         self._hub = hub
+        self._make = make or _made_at_once
+        self._making = False
+        self._waiting: dict[int, tuple[ParcelStream, GetSnapshot]] = {}
+        """Who asks for the snapshot that is being made, by node."""
         self._now = now
         self._fetched = fetched
         self._last = _NONE
@@ -111,7 +127,12 @@ class Snapshots:
         """Send a node the piece it asks for."""
         if stream.peer is None:
             return  # It has not introduced itself.
-        node = stream.peer.id
+        if ask.offset == 0 and self._is_being_made(ask.after):
+            self._waiting[stream.peer.id] = stream, ask
+        else:
+            self._send(stream, stream.peer.id, ask)
+
+    def _send(self, stream: ParcelStream, node: int, ask: GetSnapshot) -> None:
         if ask.offset == 0:
             self._under_way[node] = stream, self._reaching_past(ask.after)
         asking, made = self._under_way.get(node, (None, _NONE))
@@ -127,13 +148,26 @@ class Snapshots:
         if self._made_at is not None and now - self._made_at >= MAKE_SECONDS:
             self._last, self._made_at = _NONE, None
 
-    def _reaching_past(self, after: int) -> _Made:
+    def _is_being_made(self, after: int) -> bool:
+        """Begin to make a snapshot, if one is wanted and none is there; return whether one is under way."""
         self.tick(self._now())
         state = self._hub.state
-        if self._made_at is None and state.op > after:
-            data = serialize(Snapshot(self._hub.log.uuid, state.op, state.seq, state.sections()))
-            self._last, self._made_at = _Made(state.op, data), self._now()
-        elif self._last.op <= after < state.op:
+        if not self._making and self._made_at is None and state.op > after:
+            self._making = True
+            taken = state.freeze()
+            self._make(partial(packed, self._hub.log.uuid, taken), partial(self._made, taken.op))
+        return self._making
+
+    def _made(self, op: int, data: bytes | None) -> None:
+        self._making = False
+        if data is not None:
+            self._last, self._made_at = _Made(op, data), self._now()
+        waiting, self._waiting = self._waiting, {}
+        for node, (stream, ask) in waiting.items():
+            self._send(stream, node, ask)
+
+    def _reaching_past(self, after: int) -> _Made:
+        if self._last.op <= after < self._hub.state.op:
             self._hub.counters.add("snapshots_refused")
         return self._last if self._last.op > after else _NONE
 
@@ -157,6 +191,9 @@ class Snapshots:
         """Forget a connection that is closed."""
         if stream.peer is not None and self._under_way.get(stream.peer.id, (None,))[0] is stream:
             del self._under_way[stream.peer.id]
+        for node, (waiting, _) in tuple(self._waiting.items()):
+            if waiting is stream:
+                del self._waiting[node]
         if stream is self._source:
             self._end(None)
 
