@@ -116,7 +116,7 @@ class ClusterNode(ParcelHost):
         self._primary = PrimaryClient(hub, intake, patience=patience, name=lambda: uuid4().hex, now=now)
         self._primary.schedule = self._schedule
         hub.sequencer = self._primary
-        self._snapshots = Snapshots(hub, self._has_fetched, self._now)
+        self._snapshots = Snapshots(hub, self._has_fetched, self._now, self._make_snapshot)
         disk = NodeDisk(hub.log, self._threads, self._writer)
         self._replication = ReplicaDriver(
             self._id, self.membership.size, hub, self._stored, self, self._primary, disk
@@ -295,6 +295,18 @@ class ClusterNode(ParcelHost):
         if peer is not None and self._streams.get(peer.id) is stream:
             del self._streams[peer.id]
             self.settled()
+
+    def _make_snapshot(self, make: Callable[[], bytes], then: Callable[[bytes | None], None]) -> None:
+        making = asyncio.get_running_loop().run_in_executor(self._threads, make)
+
+        def made(done: asyncio.Future[bytes]) -> None:
+            if done.cancelled():
+                return
+            if (error := done.exception()) is not None:
+                logger.error("the state could not be packed for another node: %s", error)
+            then(None if error is not None else done.result())
+
+        making.add_done_callback(made)
 
     def tick(self, now: float) -> None:
         """Ignore it: the replica's driver has a clock of its own."""
