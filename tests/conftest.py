@@ -49,6 +49,8 @@ def pytest_configure() -> None:
 
     ``HEADRACE_SOAK=1`` leaves them on the disk. ``--basetemp`` and ``PYTEST_DEBUG_TEMPROOT`` win.
     """
+    # Whoever runs the tests may have saved contexts of their own.
+    os.environ["HEADRACE_CONTEXT"] = ""
     if not SOAK and Path(_MEMORY).is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOMY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 

@@ -36,6 +36,27 @@ SCHEMES: Final = {
 }
 """The door of each URL scheme that clients speak; of a door's schemes the plain one comes first."""
 
+
+def is_tls(scheme: str) -> bool:
+    """Whether a URL's scheme says TLS.
+
+    >>> is_tls("tube+tls"), is_tls("wss"), is_tls("tube")
+    (True, True, False)
+    """
+    return scheme.endswith("+tls") or scheme in ("wss", "https")
+
+
+def with_tls(scheme: str) -> str:
+    """Return the scheme of the same door under TLS.
+
+    >>> with_tls("tube"), with_tls("ws"), with_tls("http")
+    ('tube+tls', 'wss', 'https')
+    """
+    if is_tls(scheme):
+        return scheme
+    return {"ws": "wss", "http": "https", "fyrehose+udp": "fyrehose+tls"}.get(scheme, f"{scheme}+tls")
+
+
 NOT_A_MESSAGE: Final = "log"
 """What log entries have for an origin. They keep the hub's own state (a service created, a cursor moved), stand after a
 message and have no sequence number; no door that carries messages shows them."""

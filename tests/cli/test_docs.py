@@ -25,7 +25,17 @@ def section(name: str) -> str:
     [
         path
         for path in every_command()
-        if path not in ((), ("cluster",), ("consumers",), ("log",), ("pipeline",), ("services",))
+        if path
+        not in (
+            (),
+            ("cluster",),
+            ("consumers",),
+            ("context",),
+            ("keys",),
+            ("log",),
+            ("pipeline",),
+            ("services",),
+        )
     ],
     ids=" ".join,
 )

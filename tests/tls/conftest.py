@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.certificates import Authority, Certificate
@@ -66,9 +69,10 @@ def tls(authority: Authority, certificate: Certificate) -> Iterator[TlsHub]:
 
 
 @pytest.fixture(autouse=True)
-def no_files_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have saved files of their own."""
-    for name in ("CA", "CERT", "CERT_KEY", "CONTEXT"):
-        monkeypatch.delenv(f"HEADRACE_{name}", raising=False)
-
-
+def own_environment(tmp_path: Path) -> Iterator[None]:
+    """Each test has an environment of its own, which commands may change."""
+    with mock.patch.dict(os.environ):
+        for name in ("CA", "CERT", "CERT_KEY", "PIN", "CONTEXT"):
+            os.environ.pop(f"HEADRACE_{name}", None)
+        os.environ["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+        yield

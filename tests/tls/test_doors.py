@@ -52,9 +52,7 @@ async def test_services(tls: TlsHub) -> None:
             assert service.value == {"speed": 61}
 
 
-async def test_content_routing_and_an_orderly_end(
-    tls: TlsHub, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_content_routing_and_an_orderly_end(tls: TlsHub, caplog: pytest.LogCaptureFixture) -> None:
     async with tls.hub.connect("sdk+tls://", ca=tls.ca) as client:
         await client.subscribe({"x": headrace.between(0, 10)})
         async with tls.hub.connect("publisher+tls://", ca=tls.ca) as publisher:

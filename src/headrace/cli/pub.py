@@ -126,7 +126,7 @@ def pub(
     envelope = parse_envelope(topic or "", attributes or [])
     batches = _batches(messages, files, count, _longest(used, address, transport, envelope))
     if used is DoorScheme.TUBE:
-        hub = HubAccess(address, find_credentials(client_id))
+        hub = HubAccess(address, find_credentials(client_id, url=url))
         first, last = run_client(_publish(hub, batches, envelope))
         numbers = f"{first}" if first == last else f"{first}-{last}"
         sentence = "there was nothing to publish" if first is None else numbers

@@ -25,7 +25,7 @@ from headrace.cli.terminal.output import console, counted, open_to_everyone
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
 from headrace.errors import ConfigError
-from headrace.protocols import SCHEMES
+from headrace.protocols import SCHEMES, with_tls
 
 if TYPE_CHECKING:
     import asyncio
@@ -145,6 +145,7 @@ def serve(
     limits.drain_seconds. A second signal ends it at once; committed messages are safe either way. SIGHUP loads the
     principals and their rights again, as `headrace reload` does.
     """
+    log_to_stderr(log_format, log_level)
     settings = load_settings(config, data, sets)
     given = {
         "upstream": ("node.upstream", ",".join(upstream) if upstream else None),
@@ -156,7 +157,6 @@ def serve(
     for option, (setting, value) in given.items():
         if value is not None:
             settings = settings.override({setting: value}, source=f"--{option}")
-    log_to_stderr(log_format, log_level)
     settings = with_first_key(settings)
     if cluster is not None and not settings.cluster.peers:
         logger.warning("cluster %s: this node is all of it; --peers a:7878,b:7878 names the others", cluster)
@@ -360,10 +360,10 @@ def _show_banner(server: Server) -> None:
 
 def _banner_rows(server: Server) -> Iterator[tuple[str, str]]:
     for door, address in server.doors.items():
-        if door == "http":
-            yield "dashboard", f"http://{address}/"
-        else:
-            yield door, f"{_SCHEMES.get(door, door)}://{address}"
+        scheme = _SCHEMES.get(door, door)
+        if door in server.entrance.tls.doors:
+            scheme = with_tls(scheme)
+        yield ("dashboard", f"{scheme}://{address}/") if door == "http" else (door, f"{scheme}://{address}")
     log, settings = server.hub.log, server.settings
     yield "data", str(settings.node.data)
     yield "log", f"{counted(log.head - log.first + 1, 'message')}, head {log.head}, {log.uuid}"

@@ -75,7 +75,7 @@ def top(
 
     In a pipe, or with --json, it prints one line of JSON each second instead.
     """
-    hub = HubAccess(url or default_url(DoorScheme.HTTP), find_credentials(client_id))
+    hub = HubAccess(url or default_url(DoorScheme.HTTP), find_credentials(client_id, url=url))
     seconds = _seconds(hub, count)
     if wants_json(asked=as_json):
         for second in seconds:
@@ -181,10 +181,14 @@ def _seconds(hub: HubAccess, count: int | None) -> Iterator[HubSecond]:
 
 def _events(hub: HubAccess) -> Iterator[tuple[str, Any]]:
     """Receive server-sent events: kind and content."""
+    import ssl
     import urllib.error
+    import urllib.parse
     import urllib.request
     from http import HTTPStatus
     from http.client import HTTPException, IncompleteRead, InvalidURL
+
+    from headrace.client.tls import TlsFiles, explain
 
     url = hub.url.rstrip("/")
     if not url.startswith(("http://", "https://")):
@@ -194,7 +198,8 @@ def _events(hub: HubAccess) -> Iterator[tuple[str, Any]]:
         request = urllib.request.Request(f"{url}/api/events")  # noqa: S310 -- the scheme is checked
         if hub.credentials is not None:
             request.add_header("Authorization", hub.credentials.basic)
-        with urllib.request.urlopen(request, timeout=_SILENCE_SECONDS) as answer:  # noqa: S310 -- the same
+        trusted = TlsFiles.of({}).context() if url.startswith("https://") else None
+        with urllib.request.urlopen(request, timeout=_SILENCE_SECONDS, context=trusted) as answer:  # noqa: S310 -- the same
             for line in answer:
                 name, _, value = line.decode().strip().partition(": ")
                 if name == "event":
@@ -209,6 +214,9 @@ def _events(hub: HubAccess) -> Iterator[tuple[str, Any]]:
         raise UnreachableError(url, f"it answers {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            host = urllib.parse.urlsplit(url).hostname or ""
+            raise UnreachableError(url, explain(reason, host)) from None
         if isinstance(reason, ConnectionRefusedError):
             reason = "nobody listens there; is the hub running? `headrace serve` starts one"
         raise UnreachableError(url, str(getattr(reason, "strerror", None) or reason).lower()) from None

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from headrace.config import Address
-from headrace.config.sources import CA_VARIABLE, CERT_KEY_VARIABLE, CERT_VARIABLE
+from headrace.config.sources import CA_VARIABLE, CERT_KEY_VARIABLE, CERT_VARIABLE, PIN_VARIABLE
 from headrace.errors import UsageError
+from headrace.protocols import is_tls, with_tls
 
 OLDEST: Final = ssl.TLSVersion.TLSv1_2
 """The oldest version of TLS that is spoken, on either side."""
@@ -59,7 +60,7 @@ class TlsOptions(TypedDict, total=False):
     cert_key: str | os.PathLike[str] | None
     """The certificate's key, if it is not in the same file; by default ``HEADRACE_CERT_KEY``."""
     pin: str | os.PathLike[str] | None
-    """The hub's very certificate: then no authority and no name is asked for."""
+    """The hub's very certificate, by default ``HEADRACE_PIN``: then no authority and no name is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,15 @@ class TlsFiles:
         """Take the files from a client's options, and what those leave out from the environment."""
 
         def given(name: str, variable: str | None = None) -> Path | None:
-            found = options.get(name) or (environ.get(variable) if variable is not None else None)
+            found: Any = options.get(name) or (environ.get(variable) if variable is not None else None)
             return Path(found).expanduser() if found else None
 
         cert = given("cert", CERT_VARIABLE)
         key = given("cert_key", CERT_KEY_VARIABLE)
         if key is not None and cert is None:
             raise UsageError("a certificate's key without the certificate: give cert too")
-        return cls(given("ca", CA_VARIABLE), cert, key, given("pin"))
+        pin = given("pin") if options.get("ca") else given("pin", PIN_VARIABLE)
+        return cls(given("ca", CA_VARIABLE), cert, key, pin)
 
     def context(self) -> ssl.SSLContext:
         """Make the context to dial with; :class:`~headrace.errors.UsageError` if a file cannot be used."""
@@ -171,18 +173,10 @@ def client_tls(scheme: str, options: dict[str, Any]) -> ClientTls | None:
     if is_tls(scheme):
         return ClientTls(TlsFiles.of(given))
     if names:
-        secured = {"ws": "wss", "http": "https"}.get(scheme, f"{scheme}+tls")
-        raise UsageError(f"{names[0]} is for TLS, which {scheme}:// has not: connect to {secured}://")
+        raise UsageError(
+            f"{names[0]} is for TLS, which {scheme}:// has not: connect to {with_tls(scheme)}://"
+        )
     return None
-
-
-def is_tls(scheme: str) -> bool:
-    """Whether a URL's scheme says TLS.
-
-    >>> is_tls("tube+tls"), is_tls("wss"), is_tls("tube")
-    (True, True, False)
-    """
-    return scheme.endswith("+tls") or scheme in ("wss", "https")
 
 
 def first_certificate(path: Path) -> bytes:

@@ -33,7 +33,9 @@ CLIENT_VARIABLE = f"{PREFIX}CLIENT_ID"
 CA_VARIABLE = f"{PREFIX}CA"
 CERT_VARIABLE = f"{PREFIX}CERT"
 CERT_KEY_VARIABLE = f"{PREFIX}CERT_KEY"
-"""The files of a client's TLS: the authority that it trusts, its own certificate and that one's key."""
+PIN_VARIABLE = f"{PREFIX}PIN"
+"""The files of a client's TLS: the authority that it trusts, its own certificate and that one's key, and the one
+certificate that it expects."""
 
 CONTEXT_VARIABLE = f"{PREFIX}CONTEXT"
 """The saved context that the commands use, where ``--context`` does not name it."""
@@ -46,6 +48,7 @@ RESERVED = frozenset(
         CA_VARIABLE,
         CERT_VARIABLE,
         CERT_KEY_VARIABLE,
+        PIN_VARIABLE,
         CONTEXT_VARIABLE,
         f"{PREFIX}SOAK",
         f"{PREFIX}SEED",

@@ -42,6 +42,7 @@ def new_client(access: HubOptions) -> LinkClient:
         credit=CREDIT,
         client_id=client_id,
         key=key,
+        tls=access.tls(),
     )
 
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from headrace.client.tls import ClientTls, RenewedContext, TlsFiles
 from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import HeadraceError, LimitError, UsageError
@@ -35,7 +36,9 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 OffsetOption = Literal["earliest", "latest"] | int
 """A beginning or an end: a word, or a sequence number."""
 
-_BOTH: Final = ("servers", "clientId", "keyFile", "patience")
+_TLS: Final = {"tls.ca": "ca", "tls.cert": "cert", "tls.key": "cert_key", "tls.pin": "pin"}
+"""The options that name files for TLS, and what they are called elsewhere."""
+_BOTH: Final = ("servers", "clientId", "keyFile", "patience", *_TLS)
 _READ: Final = (
     *_BOTH,
     "startingOffsets",
@@ -101,11 +104,22 @@ class HubOptions:
     client_id: str | None = None
     key_file: str | None = None
     patience: float = 30.0
+    tls_files: tuple[tuple[str, str], ...] = ()
+    """Files for TLS by their names, on each machine that connects."""
 
     @classmethod
     def to(cls, servers: str) -> HubOptions:
         """Parse the hubs as people name them: ``host:port``, or as a URL, with commas between."""
-        hosts = ",".join(host.strip().removeprefix("tube://") for host in servers.split(","))
+        # A URL's scheme is for all hosts; each has it, so that one of them can be taken alone.
+        scheme = (
+            "tube+tls://"
+            if any(host.strip().startswith("tube+tls://") for host in servers.split(","))
+            else ""
+        )
+        hosts = ",".join(
+            scheme + host.strip().removeprefix("tube+tls://").removeprefix("tube://")
+            for host in servers.split(",")
+        )
         if "@" in hosts:
             # There may be a key before it, so the value is not repeated.
             raise UsageError(
@@ -121,7 +135,14 @@ class HubOptions:
     @property
     def hosts(self) -> list[Address]:
         """The hubs' addresses, in the order in which they are tried."""
-        return [Address.parse(host.strip(), DEFAULT_PORT) for host in self.servers.split(",")]
+        named = (host.strip().removeprefix("tube+tls://") for host in self.servers.split(","))
+        return [Address.parse(host, DEFAULT_PORT) for host in named]
+
+    def tls(self) -> RenewedContext | None:
+        """Return the TLS to connect with, if the hubs' URLs say so."""
+        if not self.servers.startswith("tube+tls://"):
+            return None
+        return ClientTls(TlsFiles.of(dict(self.tls_files)))
 
     def credentials(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
         """Find client id and key in the options or the environment; ``None`` if neither has them."""
@@ -380,8 +401,15 @@ class _Given:
         if not 0 <= seconds <= 3600:
             raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
         access = HubOptions.to(self.text("servers") or DEFAULT_SERVERS)
+        files = tuple((ours, file) for name, ours in _TLS.items() if (file := self.text(name)) is not None)
+        if files and not access.servers.startswith("tube+tls://"):
+            access = HubOptions.to(f"tube+tls://{access.servers}")
         return replace(
-            access, client_id=self.text("clientId"), key_file=self.text("keyFile"), patience=seconds
+            access,
+            client_id=self.text("clientId"),
+            key_file=self.text("keyFile"),
+            patience=seconds,
+            tls_files=files,
         )
 
 

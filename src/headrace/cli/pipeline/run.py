@@ -26,11 +26,12 @@ from headrace.cli.terminal.options import (
     DoorScheme,
     JsonLines,
     default_url,
+    expect_this_hub,
     find_credentials,
     load_settings,
 )
 from headrace.cli.terminal.output import wants_json
-from headrace.config import Settings
+from headrace.config import DOORS, Settings
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
 
@@ -178,8 +179,8 @@ def parse_params(params: Sequence[str]) -> dict[str, str]:
 
 
 def default_servers() -> str:
-    """Return the address of the link by this environment's settings."""
-    return default_url(DoorScheme.TUBE).partition("://")[2]
+    """Return the link's URL by this environment's context or settings."""
+    return default_url(DoorScheme.TUBE)
 
 
 def run_for_hub(settings: Settings) -> None:
@@ -194,11 +195,14 @@ def run_for_hub(settings: Settings) -> None:
             f"auth.required is on, and the pipeline has no client id: set {CLIENT_VARIABLE} to one of auth.clients"
         )
     export_credentials(credentials)
-    wanted, where = settings.pipeline, settings.listen.tube_tcp
+    wanted, where = settings.pipeline, str(settings.listen.tube_tcp)
+    if settings.tls.cert is not None and "tube_tcp" in (settings.tls.doors or DOORS):
+        expect_this_hub(settings)
+        where = f"tube+tls://{where}"
     master = f"local[{max(cores('local[*]') - 1, 1)}]" if wanted.master == "auto" else wanted.master
     asked = PipelineRequest(
         wanted.jobs,
-        HubOptions(str(where)),
+        HubOptions.to(where),
         master=master,
         params=wanted.params,
         root=str(settings.node.data.absolute() / "pipeline"),

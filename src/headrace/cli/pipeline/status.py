@@ -32,8 +32,9 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
     The exit code is 0 if all jobs run, or have ended as they should; 3 if one has failed, or is being restarted after a
     failure; 1 if no pipeline has reported, or none for ten seconds.
     """
-    where = (servers or default_servers()).removeprefix("tube://")
-    hub = HubAccess(f"tube://{where}", find_credentials(client_id))
+    where = servers or default_servers()
+    url = where if "://" in where else f"tube://{where}"
+    hub = HubAccess(url, find_credentials(client_id, url=servers))
     found = hub.ask("headrace pipeline", lambda link: link.status())
     facts = found.get("pipeline")
     if facts is None:

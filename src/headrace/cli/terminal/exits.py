@@ -28,6 +28,9 @@ TERMINATED: Final = 143
 
 DEBUG_VARIABLE: Final = "HEADRACE_DEBUG"
 
+_FURTHER: Final = ("install_completion", "show_completion", "context", "ca", "cert", "cert_key")
+"""Options before a command that the first help leaves to the documentation."""
+
 _TyperUsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The error for every mistake in options and arguments; typer exports only some of its subclasses."""
 
@@ -67,7 +70,7 @@ class RootGroup(TyperGroup):
         params = _without_types(super().get_params(ctx))
         for param in params:
             # They work, but are for those who read more than the first screen.
-            param.hidden = param.name in ("install_completion", "show_completion")
+            param.hidden = param.name in _FURTHER
         return params
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

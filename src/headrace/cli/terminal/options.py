@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,13 +13,18 @@ import typer
 
 from headrace.cli.terminal import completion
 from headrace.cli.terminal.access import Credentials, HubAccess
+from headrace.cli.terminal.contexts import current_context, key_of
 from headrace.cli.terminal.exits import DEBUG_VARIABLE
-from headrace.config import Settings, load
+from headrace.config import DOORS, Settings, load
 from headrace.config.first_key import KEY as FIRST_KEY
 from headrace.config.first_key import read_first_key
 from headrace.config.key_files import keys_of
-from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
+from headrace.config.settings import find
+from headrace.config.sources import CA_VARIABLE, CLIENT_VARIABLE, KEY_VARIABLE, PIN_VARIABLE, variable_of
 from headrace.errors import UsageError
+from headrace.protocols import with_tls
+
+logger = logging.getLogger("headrace")
 
 SETTINGS_PANEL: Final = "Settings"
 HUB_PANEL: Final = "Hub"
@@ -34,11 +41,12 @@ class DoorScheme(StrEnum):
     HTTP = "http"
 
 
-_DOORS: Final = {
+_DOORS = {
     **{door.value: door for door in DoorScheme},
     "ws": DoorScheme.TUBE,
     "fyrehose+udp": DoorScheme.FYREHOSE,
 }
+_DOORS |= {with_tls(scheme): door for scheme, door in _DOORS.items()}
 """The door that each scheme names."""
 
 
@@ -133,14 +141,48 @@ def load_settings(
     """Load the settings of a command."""
     environ = {name: value for name, value in os.environ.items() if name != DEBUG_VARIABLE}
     settings = load(config, environ=environ, sets=sets or ())
+    for key in secrets_among(sets or ()):
+        logger.warning(
+            "%s is on the command line, where every user of this machine can read it: put it into a file of mode 600,"
+            " or into %s",
+            key,
+            variable_of(key),
+        )
     return settings if data is None else settings.override({"node.data": data}, source="--data")
 
 
+def secrets_among(sets: Sequence[str]) -> list[str]:
+    """Return the keys of those ``--set`` that have a secret.
+
+    >>> secrets_among(["log.fsync=always", "cluster.key=open sesame", "cluster.key="])
+    ['cluster.key']
+    """
+    given = [(key.strip(), value.strip()) for key, _, value in (each.partition("=") for each in sets)]
+    return [key for key, value in given if value and find(key, "--set")[0].secret]
+
+
 def default_url(door: DoorScheme) -> str:
-    """Return the URL of a door where ``headrace serve`` would open it in this environment."""
+    """Return a door's URL in the context in use; else where ``headrace serve`` would open it in this environment."""
+    if (context := current_context()) is not None:
+        return context.url_of(door.value)
     setting = "tube_tcp" if door is DoorScheme.TUBE else door.value
-    address = getattr(load_settings().listen, setting) or getattr(Settings().listen, setting)
-    return f"{door.value}://{address}"
+    settings = load_settings()
+    address = getattr(settings.listen, setting) or getattr(Settings().listen, setting)
+    tls = settings.tls
+    if tls.cert is None or setting not in (tls.doors or DOORS):
+        return f"{door.value}://{address}"
+    expect_this_hub(settings)
+    return f"{with_tls(door.value)}://{address}"
+
+
+def expect_this_hub(settings: Settings) -> None:
+    """Let every client of this process expect the certificate of the hub with these settings, if it has one.
+
+    It is this machine's, whatever name stands in its certificate.
+    """
+    tls = settings.tls
+    if tls.cert is not None and CA_VARIABLE not in os.environ and os.access(tls.cert, os.R_OK):
+        os.environ.setdefault(PIN_VARIABLE, str(tls.cert.absolute()))
 
 
 def hub_url(given: str | None, door: DoorScheme) -> str:
@@ -163,12 +205,21 @@ def door_of(url: str) -> DoorScheme | None:
 
 def hub_access(given: str | None, door: DoorScheme, client_id: str | None) -> HubAccess:
     """Return access to a hub's ``door``, for the client with this id."""
-    return HubAccess(hub_url(given, door), find_credentials(client_id))
+    return HubAccess(hub_url(given, door), find_credentials(client_id, url=given))
 
 
-def find_credentials(client_id: str | None, settings: Settings | None = None) -> Credentials | None:
-    """Find the credentials of the client that an option or the environment names; else those of ``auth.first_key``."""
+def find_credentials(
+    client_id: str | None, settings: Settings | None = None, *, url: str | None = None
+) -> Credentials | None:
+    """Find the credentials of the client that an option or the environment names; else those of ``auth.first_key``.
+
+    Those of the context in use are for its own hub, and not for one that a ``url`` names.
+    """
     named = client_id or os.environ.get(CLIENT_VARIABLE)
+    context = current_context() if url is None else None
+    if context is not None and context.key_file and named in (None, context.client_id):
+        key = key_of(context)
+        return None if key is None else Credentials(context.client_id, key)
     if not named:
         return _first_client(settings or load_settings())
     key = find_key(named, settings)

@@ -32,6 +32,8 @@ class RunningHub:
     pid: int | None
     doors: dict[str, str]
     credentials: Credentials | None = None
+    certificate: str | None = None
+    """The file of the certificate that its http door shows, if that speaks TLS."""
 
     def __str__(self) -> str:
         return "another process" if self.pid is None else f"process {self.pid}"
@@ -65,6 +67,12 @@ class RunningHub:
         address = self.doors["http"]
         where = Address.parse(address)
         connection = http.client.HTTPConnection(where.host, where.port, timeout=seconds)
+        if self.certificate is not None:
+            from headrace.client.tls import TlsFiles
+
+            # It is expected to be this very hub, whatever name stands in its certificate.
+            context = TlsFiles(pin=Path(self.certificate)).context()
+            connection = http.client.HTTPSConnection(where.host, where.port, timeout=seconds, context=context)
         try:
             headers = {"X-Headrace": "1"}
             if self.credentials is not None:
@@ -94,11 +102,13 @@ def find_running_hub(directory: Path, credentials: Credentials | None = None) ->
     # lock is not tried, because a hub that starts at that moment would find it taken.
     if not found or not _locked(path):
         return None
-    pid, doors = found.get("pid"), found.get("doors")
+    pid, doors, tls = found.get("pid"), found.get("doors"), found.get("tls")
+    speaks_tls = isinstance(tls, dict) and "http" in tls.get("doors", ())
     return RunningHub(
         pid if isinstance(pid, int) else None,
         {str(door): str(address) for door, address in doors.items()} if isinstance(doors, dict) else {},
         credentials,
+        str(tls["cert"]) if isinstance(tls, dict) and speaks_tls else None,
     )
 
 

@@ -11,13 +11,14 @@ rights are given to. Nodes of a cluster always show theirs to each other, and ea
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from headrace.client.tls import OLDEST, RenewedContext, TlsFiles, is_tls, told
+from headrace.client.tls import OLDEST, RenewedContext, TlsFiles, told
 from headrace.config import DOORS, Settings
 from headrace.errors import ConfigError, UsageError
+from headrace.protocols import is_tls
 
 LOOK_SECONDS: Final = 1.0
 """Seconds between two looks at the files."""
@@ -68,6 +69,15 @@ class HubTls:
         return NodeTls(
             self._keep(lambda: _node_context(files, ssl.Purpose.CLIENT_AUTH), "cluster.tls_cert", files.all),
             self._keep(lambda: _node_context(files, ssl.Purpose.SERVER_AUTH), "cluster.tls_cert", files.all),
+        )
+
+    def told(self, doors: Iterable[str]) -> dict[str, object]:
+        """Tell commands of the same machine which doors speak TLS, and where the certificate is that they show."""
+        spoken = sorted(self.doors.intersection(doors))
+        return (
+            {"tls": {"doors": spoken, "cert": str(Path(str(self._settings.tls.cert)).absolute())}}
+            if spoken
+            else {}
         )
 
     def tick(self, now: float) -> None:

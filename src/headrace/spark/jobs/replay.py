@@ -159,7 +159,12 @@ def _publish(
     def target() -> ReplayTarget:
         client_id, key = access.credentials() or (None, None)
         return ReplayTarget(
-            access.hosts, name="replay", reconnect_timeout=access.patience, client_id=client_id, key=key
+            access.hosts,
+            name="replay",
+            reconnect_timeout=access.patience,
+            client_id=client_id,
+            key=key,
+            tls=access.tls(),
         )
 
     with closing(open_client(target, access.patience)) as hub:
