@@ -61,6 +61,19 @@ def test_one_screen() -> None:
     assert "spp: malformed" in screen
 
 
+def test_clients_that_have_or_want_much() -> None:
+    few = {"connections": 1, "subscriptions": 2, "state_bytes": 0, "paused": 0, "refused": 0}
+    accounts = {"10.0.0.7": {**few, "state_bytes": 3 << 20}, "gateway": {**few, "refused": 9}, "10.0.0.8": few}
+    out = StringIO()
+    past = {"in": deque([0.0]), "out": deque([0.0])}
+    second = top.HubSecond({**STATUS, "accounts": accounts}, SAMPLE)
+    Console(file=out, width=160).print(top.draw(second, past))
+    screen = out.getvalue()
+    assert "10.0.0.7" in screen
+    assert "gateway" in screen
+    assert "10.0.0.8" not in screen
+
+
 def test_a_narrow_terminal_shows_the_newest() -> None:
     out = StringIO()
     past = {"in": deque([9.0] * 30 + [1.0, 8.0]), "out": deque([20.0])}

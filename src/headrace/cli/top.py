@@ -71,7 +71,7 @@ def top(
     """Show what a hub does, each second, until Ctrl-C.
 
     It shows messages in and out by protocol, the head of the sequence, consumers and how far they are behind, refusals,
-    and the disk.
+    the clients that have or want the most, and the disk.
 
     In a pipe, or with --json, it prints one line of JSON each second instead.
     """
@@ -103,6 +103,8 @@ def draw(second: HubSecond, past: Mapping[str, deque[float]], bars: int = _WIDTH
     parts: list[RenderableType] = [_heading(status), _rates(sample, newest)]
     if consumers := _consumers(status):
         parts += ["", consumers]
+    if clients := _clients(status):
+        parts += ["", clients]
     if refusals := _refusals(status):
         parts += ["", refusals]
     return Group(*parts)
@@ -150,6 +152,25 @@ def _consumers(status: dict[str, Any]) -> Table | None:
     for name, consumer in furthest:
         behind = at_most(consumer["behind"], exact=consumer["behind_exact"])
         table.add_row(escape(name), behind, f"{consumer['dead']:,}", f"{consumer['lost']:,}")
+    return table
+
+
+def _clients(status: dict[str, Any]) -> Table | None:
+    """List clients that had to wait or were refused, and those that have something in the state."""
+    accounts = {
+        name: account
+        for name, account in status.get("accounts", {}).items()
+        if account["refused"] or account["paused"] or account["state_bytes"]
+    }
+    if not accounts:
+        return None
+    from rich.markup import escape
+
+    table = plain_table("client", ">connections", ">subscriptions", ">in services", ">waited", ">refused")
+    for name, account in list(accounts.items())[:_ROWS]:
+        numbers = (f"{account[what]:,}" for what in ("connections", "subscriptions"))
+        waited, refused = f"{account['paused']:,}", f"{account['refused']:,}"
+        table.add_row(escape(name), *numbers, size(account["state_bytes"]), waited, refused)
     return table
 
 

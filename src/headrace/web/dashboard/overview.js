@@ -63,7 +63,7 @@ export default {
         ["Door", ([name]) => name],
         ["Address", ([, address]) => h("code", {}, address)],
       ], Object.entries(status.doors)));
-      const wrong = ["refused", "refused_messages", "skipped", "unavailable", "undeliverable", "dropped", "cut_off", "consumer_dead", "consumer_lost", "reader_lost"]
+      const wrong = ["refused", "refused_messages", "skipped", "unavailable", "undeliverable", "dropped", "cut_off", "consumer_dead", "consumer_lost", "reader_lost", "consumers_expired", "rate_pauses", "memory_shortages", "slow_turns"]
         .flatMap((name) => flat(status.counters, name).map(([labels, value]) => [name.replaceAll("_", " "), labels, value]));
       show(counts, h("h2", {}, "Refused, dropped and lost"), wrong.length ? table("Since the hub started", [
         ["What", ([name]) => name],
