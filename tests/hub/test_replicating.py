@@ -174,6 +174,20 @@ def test_giving_way_in_the_middle_of_a_turn(log: Log, door: Door) -> None:
     assert log.tail == 0
 
 
+def test_taking_over_in_the_middle_of_a_turn(log: Log, door: Door) -> None:
+    hub, elsewhere = make(log, door), Elsewhere()
+    hub.give_way(elsewhere)
+    hub.submit(batch(b"first"))
+    hub.turn(1)
+    hub.submit(batch(b"second"))
+    hub.take_over()
+    # It waits behind the first, which is to be numbered here now: nothing overtakes it.
+    assert [list(each.batch.run) for each in elsewhere.ordered] == [[b"first"], [b"second"]]
+    hub.submit(batch(b"third"))
+    hub.turn(2)
+    assert (log.tail, hub.sequencer) == (1, None)
+
+
 def test_a_publish_that_was_cut_off_is_for_the_next_primary_to_judge(log: Log, door: Door) -> None:
     publishers, elsewhere = PublisherNumbers(), Elsewhere()
     hub = make(log, door, publishers)

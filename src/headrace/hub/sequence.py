@@ -138,6 +138,17 @@ class Hub:
                 for submission in group:
                     self.submit(submission.batch, submission.done)
 
+    def take_over(self) -> None:
+        """Number messages here from now on.
+
+        This turn's submissions go to the sequencer first, after what waits there: they were submitted after it.
+        """
+        sequencer, self.sequencer = self.sequencer, None
+        submitted, self._submitted = self._submitted, []
+        self._waiting = 0
+        if sequencer is not None and submitted:
+            sequencer.order(submitted)
+
     @property
     def congested(self) -> bool:
         """Whether publishers must wait, here or at the hub that numbers what they send."""

@@ -526,7 +526,7 @@ class ReplicaDriver:
             and not self._queue
             and not self._stepping
         ):
-            hub.sequencer = None
+            hub.take_over()
             self._node.numbers_here()
         if hub.paused and not self._stepping:
             hub.resume()
