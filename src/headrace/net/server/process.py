@@ -183,7 +183,7 @@ class Server:
             self._disk.shutdown()
             raise
         if log.lock is not None:
-            log.lock.tell(doors=self.doors)
+            log.lock.tell(doors=self.doors, **self.entrance.tls.told(self.doors))
         for loop in [*self.maintenance.loops(), self.reloading.watch, self._tick]:
             task = asyncio.ensure_future(loop())
             task.add_done_callback(self._ended)
