@@ -10,10 +10,13 @@ from headrace import __version__
 from headrace.cli import audit, bench, conform, decode, doctor, pub, reload, replay, serve, sub, tail, top, up
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
+from headrace.cli.context import context
 from headrace.cli.demo import command as demo
+from headrace.cli.keys import keys
 from headrace.cli.log import log
 from headrace.cli.pipeline import pipeline
 from headrace.cli.services import services
+from headrace.cli.terminal.contexts import use_for_tls
 from headrace.cli.terminal.exits import RootGroup
 from headrace.cli.terminal.help_text import add_command
 
@@ -72,11 +75,23 @@ app.add_typer(
     consumers, name="consumers", rich_help_panel=_USE, short_help="Durable consumers: show, move, remove."
 )
 app.add_typer(
+    context,
+    name="context",
+    rich_help_panel=_USE,
+    short_help="Save how a hub is reached: add, use, list, remove.",
+)
+app.add_typer(
     log, name="log", rich_help_panel=_KEEP, short_help="A log's files: show, check, export, seal, repair."
 )
 app.add_typer(cluster, name="cluster", rich_help_panel=_KEEP, short_help="Show a cluster, replace a node.")
 app.add_typer(
     pipeline, name="pipeline", rich_help_panel=_KEEP, short_help="Spark jobs over a hub's messages."
+)
+app.add_typer(
+    keys,
+    name="keys",
+    rich_help_panel=_KEEP,
+    short_help="Client ids, keys, tokens, certificates: make, revoke.",
 )
 add_command(app, "audit", *audit.EXAMPLES, panel=_KEEP, short="Who was let in, refused what, changed what.")(
     audit.audit
@@ -97,9 +112,32 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 -- its callback acts on it
         bool,
         typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context", metavar="NAME", help="Use this saved context; by default HEADRACE_CONTEXT."
+        ),
+    ] = None,
+    ca: Annotated[
+        str | None,
+        typer.Option(
+            "--ca",
+            metavar="FILE",
+            help="Trust this authority for TLS; by default HEADRACE_CA, or the system's.",
+        ),
+    ] = None,
+    cert: Annotated[
+        str | None,
+        typer.Option("--cert", metavar="FILE", help="Show hubs this certificate; by default HEADRACE_CERT."),
+    ] = None,
+    cert_key: Annotated[
+        str | None,
+        typer.Option("--cert-key", metavar="FILE", help="Its key; by default HEADRACE_CERT_KEY."),
+    ] = None,
 ) -> None:
     """Take the options before a command."""
+    use_for_tls(context, ca=ca, cert=cert, cert_key=cert_key)

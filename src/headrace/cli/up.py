@@ -66,10 +66,10 @@ def up(
     from headrace.cli.terminal.child_process import ChildProcess
 
     given = {f"pipeline.params.{name}": value for name, value in parse_params(params or ()).items()}
+    log_to_stderr(log_format, log_level)
     settings = load_settings(config, data, sets).override(given, source="--param")
     if insecure:
         settings = settings.override({"auth.insecure": True}, source="--insecure")
-    log_to_stderr(log_format, log_level)
     settings = with_first_key(settings)
     if settings.pipeline.params:
         # In a process of its own: it takes all of Spark's Python to know the jobs' parameters.
