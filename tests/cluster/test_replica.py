@@ -102,6 +102,16 @@ class TestNormalOrder:
         # Nothing else is under way: the backups need not wait for the next heartbeat.
         assert one.receive(30, PrepareOk(4, 5), b"", 0.1) == [Advance(5), Broadcast(Commit(4, 5, 5))]
 
+    def test_what_a_cut_leaves_is_synced_again_if_a_sync_was_under_way(self) -> None:
+        """The one under way says nothing any more, and nothing else may ever be appended."""
+        one = backup(synced_only=True)
+        one.receive(20, Prepare(1, 1, 3, 0), b"", 0.1)
+        effects = one.receive(30, StartView(2, 2, 0), told(History([(1, 1), (2, 3)])), 0.2)
+        assert only(effects, CutBack) == [CutBack(2)]
+        assert effects.index(CutBack(2)) < effects.index(Sync(1, 2))
+        assert one.synced(0, 3, 0.3) == []
+        assert PrepareOk(2, 2) in bodies(one.synced(1, 2, 0.4))
+
     def test_synced_counts_where_synced_is_asked_for(self) -> None:
         one = primary(synced_only=True)
         assert one.appended(1, 2, 0.0) == [Sync(0, 2), Broadcast(Prepare(4, 1, 2, 0))]

@@ -183,6 +183,9 @@ class ReplicaState:
             self.synced = min(self.synced, last)
             self.sync_token += 1
             self.note(CutBack(last))
+            if self.synced_only and self.synced < last:
+                # A sync under way no longer counts, and nothing else may ever be appended.
+                self.note(Sync(self.sync_token, last))
 
     def install(self, token: int, last: int) -> None:
         """Begin the log anew after a snapshot."""
