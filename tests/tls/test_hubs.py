@@ -25,16 +25,17 @@ def settings_of(tls: TlsHub, **more: str) -> dict[str, object]:
 async def test_a_frontend_dials_its_hub_with_tls(tls: TlsHub, scheme: str) -> None:
     above = tls.hub.url(scheme)
     with Hub(settings_of(tls, node__upstream=above, node__name=f"front-{scheme}")) as front:
-        async with front.connect("fyrehose+tls://", ca=tls.ca) as here:
-            async with tls.hub.connect("fyrehose+tls://", ca=tls.ca) as there:
-                await here.publish(b"through both")
-                async with asyncio.timeout(SECONDS):
-                    assert [message.payload async for message in first_of(there)] == [b"through both"]
-                    assert [message.payload async for message in first_of(here)] == [b"through both"]
+        async with (
+            front.connect("fyrehose+tls://", ca=tls.ca) as here,
+            tls.hub.connect("fyrehose+tls://", ca=tls.ca) as there,
+            asyncio.timeout(SECONDS),
+        ):
+            await here.publish(b"through both")
+            assert [message.payload async for message in first_of(there)] == [b"through both"]
+            assert [message.payload async for message in first_of(here)] == [b"through both"]
 
 
-async def test_a_frontend_that_does_not_know_the_authority_says_so(tls: TlsHub) -> None:
-    """It needs no certificate of its own to dial one."""
+async def test_a_frontend_needs_no_certificate_of_its_own(tls: TlsHub) -> None:
     above = tls.hub.url("tube+tls")
     with (
         Hub({"node.upstream": above, "tls.ca": tls.ca, "node.name": "front-plain"}) as front,
@@ -45,45 +46,29 @@ async def test_a_frontend_that_does_not_know_the_authority_says_so(tls: TlsHub) 
 
 async def test_a_matcher_a_dispatcher_and_a_connector_apart(tls: TlsHub) -> None:
     """Each dials the other's door with TLS, because it has TLS at that door itself."""
-    with Hub(
-        settings_of(
-            tls,
-            node__name="connector",
-            node__roles="tube,connector",
-            node__upstream=tls.hub.url("tube+tls"),
-        )
-    ) as connector:
-        router = connector.doors["router"]
-        with Hub(
-            settings_of(
-                tls,
-                node__name="dispatcher",
-                node__roles="tube,dispatcher",
-                node__upstream=tls.hub.url("tube+tls"),
-                dispatcher__connectors=router,
-            )
-        ) as dispatcher:
-            with Hub(
-                settings_of(
-                    tls,
-                    node__name="matcher",
-                    node__roles="tube,publisher,matcher",
-                    node__upstream=tls.hub.url("tube+tls"),
-                    matching__dispatchers=dispatcher.doors["dispatcher"],
-                )
-            ) as matcher:
-                async with (
-                    connector.connect("sdk+tls://", ca=tls.ca) as client,
-                    matcher.connect("publisher+tls://", ca=tls.ca) as publisher,
-                ):
-                    await client.subscribe({"city": headrace.starts_with("Pr")})
-                    async with asyncio.timeout(SECONDS):
-                        pushed = asyncio.ensure_future(anext(aiter(client)))
-                        while not pushed.done():
-                            # The subscription reaches the matcher through the log.
-                            await publisher.publish(b"hello", attributes={"city": "Praha"})
-                            await asyncio.wait([pushed], timeout=0.1)
-                        assert pushed.result().payload == b"hello"
+    above = tls.hub.url("tube+tls")
+
+    def role(name: str, roles: str, **more: str) -> Hub:
+        wanted = {"node__name": name, "node__roles": f"tube,{roles}", "node__upstream": above}
+        return Hub(settings_of(tls, **wanted, **more))
+
+    with (
+        role("connector", "connector") as connector,
+        role("dispatcher", "dispatcher", dispatcher__connectors=connector.doors["router"]) as dispatcher,
+        role("matcher", "publisher,matcher", matching__dispatchers=dispatcher.doors["dispatcher"]) as matcher,
+    ):
+        async with (
+            connector.connect("sdk+tls://", ca=tls.ca) as client,
+            matcher.connect("publisher+tls://", ca=tls.ca) as publisher,
+            asyncio.timeout(SECONDS),
+        ):
+            await client.subscribe({"city": headrace.starts_with("Pr")})
+            pushed = asyncio.ensure_future(anext(aiter(client)))
+            while not pushed.done():
+                # The subscription reaches the matcher through the log.
+                await publisher.publish(b"hello", attributes={"city": "Praha"})
+                await asyncio.wait([pushed], timeout=0.1)
+            assert pushed.result().payload == b"hello"
 
 
 @pytest.mark.parametrize(
