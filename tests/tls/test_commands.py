@@ -21,6 +21,12 @@ from headrace.testing import Hub
 CLIENT = "0123456789abcdef01234567"
 
 
+@pytest.fixture(autouse=True)
+def hub_logs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands log to a stderr that is gone when they end, and the hub is in this process."""
+    monkeypatch.setattr("headrace.cli.terminal.stderr.log_briefly", lambda: None)
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(each) for each in arguments])
 
