@@ -28,7 +28,7 @@ from headrace.log import frame
 from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor, check_version, making, write_whole
 from headrace.log.found import Found
-from headrace.log.tail_topics import UNKNOWN, TailTopics, shared_topic
+from headrace.log.tail_topics import UNKNOWN, TailTopics
 from headrace.log.topic_index import TopicChoice
 from headrace.message import Batch
 
@@ -213,7 +213,10 @@ class TailFile:
             back = 0
         pieces, length = frame.encode(batch, self._salt, time=times[0], continued=continued, back=back)
         rows = FrameRows(batch.op, batch.first, batch.run.count, batch.is_entries)
-        return EncodedFrame(pieces, length, rows, *times, None if back else label, shared_topic(batch))
+        # As shared_topic() has it: this runs once per batch.
+        shared = batch.columns is None or "topic" not in batch.columns.schema.names
+        topic = batch.topic if shared else None
+        return EncodedFrame(pieces, length, rows, times[0], times[1], None if back else label, topic)
 
     def appended(self, written: EncodedFrame) -> None:
         """Record a frame that is now in the file."""
@@ -221,8 +224,10 @@ class TailFile:
             if len(self._written) >= _MOST_LABELS:
                 self._written.clear()
             self._written[written.label] = self.size
-        topics = UNKNOWN if written.topic is None else self._topics.number(written.topic)
-        self._note(written.rows, written.time, written.last_time, written.length, topics)
+        known = UNKNOWN
+        if (topic := written.topic) is not None:
+            known = self._topics.numbers.get(topic) or self._topics.number(topic)
+        self._note(written.rows, written.time, written.last_time, written.length, known)
 
     def _note(self, rows: FrameRows, time: int, last_time: int, length: int, known: int = UNKNOWN) -> None:
         offsets, ops, seqs, times, last_times, frames, firsts, topics = self._columns

@@ -43,12 +43,13 @@ Numbers = npt.NDArray[np.int64]
 class TailTopics:
     """The numbered topics of one tail."""
 
-    __slots__ = ("_chosen", "_giving", "_numbers", "_sets", "_text")
+    __slots__ = ("_chosen", "_giving", "_sets", "_text", "numbers")
 
     def __init__(self) -> None:
         self._sets: list[tuple[str, ...]] = [()]
         """The topics that each number stands for."""
-        self._numbers: dict[str | tuple[str, ...], int] = {}
+        self.numbers: dict[str | tuple[str, ...], int] = {}
+        """The numbers that are given, none of which is 0."""
         self._text = 0
         self._chosen: dict[TopicChoice, npt.NDArray[np.bool_]] = {}
         """For each choice, whether it may want frames with a number, as far as these were asked for."""
@@ -56,7 +57,7 @@ class TailTopics:
 
     def number(self, topic: str) -> int:
         """Return the number of a topic, or :data:`UNKNOWN` if there is no room for it."""
-        found = self._numbers.get(topic)
+        found = self.numbers.get(topic)
         return self._give(topic, (topic,)) if found is None else found
 
     def learn(self, batch: Batch) -> int:
@@ -70,7 +71,7 @@ class TailTopics:
         topics = tuple(sorted(distinct.to_pylist()))
         if len(topics) == 1:
             return self.number(topics[0])
-        found = self._numbers.get(topics)
+        found = self.numbers.get(topics)
         return self._give(topics, topics) if found is None else found
 
     def chosen(self, choice: TopicChoice, numbers: array[int]) -> Numbers:
@@ -101,7 +102,7 @@ class TailTopics:
 
     def _give(self, key: str | tuple[str, ...], topics: tuple[str, ...]) -> int:
         with self._giving:
-            number = self._numbers.get(key)
+            number = self.numbers.get(key)
             if number is not None:
                 return number
             size = sum(len(topic) + _BESIDE for topic in topics)
@@ -110,7 +111,7 @@ class TailTopics:
                 return UNKNOWN
             self._text += size
             self._sets.append(topics)
-            self._numbers[key] = number
+            self.numbers[key] = number
             return number
 
 
