@@ -19,6 +19,7 @@ ones twice in one history, except to try again. The rules:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -179,22 +180,24 @@ def _order(facts: _Facts, events: list[Event | None]) -> Iterator[Violation]:
 
 
 def _went_back(events: list[Event | None]) -> Iterator[Violation]:
-    heads: dict[str, tuple[int, int]] = {}
-    """For each reader and node, its last head and when it asked for it."""
-    promised: dict[str, list[tuple[int, int]]] = {}
-    """For each node, how far its acknowledgements go, after how many events."""
+    heads: dict[str, int] = {}
+    """For each reader and node, the last head."""
+    promised: dict[str, tuple[list[int], list[int]]] = {}
+    """For each node, where in the history it acknowledged something, and how far its acknowledgements went by then."""
     for place, event in enumerate(events):
         match event:
             case Acknowledged(_, _, int(last), str(node)):
-                known = promised.setdefault(node, [(0, 0)])
-                known.append((place, max(last, known[-1][1])))
+                places, reached = promised.setdefault(node, ([-1], [0]))
+                places.append(place)
+                reached.append(max(last, reached[-1]))
             case Told(reader, node, head, since):
                 key = f"{reader} at {node}"
-                before, _ = heads.get(key, (0, 0))
+                before = heads.get(key, 0)
                 if head < before:
                     yield Violation("went back", f"{node} told {reader} of head {head} after {before}")
-                heads[key] = (head, since)
-                least = max((upto for at, upto in promised.get(node, []) if at < since), default=0)
+                heads[key] = head
+                places, reached = promised.get(node, ([-1], [0]))
+                least = reached[bisect_left(places, since) - 1]
                 if head < least:
                     text = f"{node} told {reader} of head {head}, and had acknowledged {least} before"
                     yield Violation("went back", text)

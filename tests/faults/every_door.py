@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 from tests.faults.load import PATIENCE_SECONDS, Doors, Load, closing, opened
 
@@ -24,6 +25,8 @@ _SERVICE = "soak/service"
 
 class EveryDoor(Load):
     """Publishers and readers at every door of every node."""
+
+    pace: ClassVar = 4.0  # The histories of a long soak must fit in memory.
 
     async def start(self) -> None:
         """Begin to publish and to read."""

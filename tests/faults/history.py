@@ -96,6 +96,7 @@ class History:
     def __init__(self, events: Sequence[Event] = ()) -> None:
         self.events: list[Event] = list(events)
         self._ops = 0
+        self._payloads: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self.events)
@@ -119,7 +120,9 @@ class History:
 
     def saw(self, reader: str, seq: int, payload: bytes, *, whole: bool = True) -> None:
         """Note that a reader was given a message."""
-        self.events.append(Saw(reader, seq, payload, whole))
+        # All readers are given the same: one copy is enough.
+        known = self._payloads.setdefault(seq, payload)
+        self.events.append(Saw(reader, seq, known if known == payload else payload, whole))
 
     def told(self, reader: str, node: str, head: int, since: int) -> None:
         """Note where a node said that its head is."""

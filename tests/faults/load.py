@@ -62,6 +62,9 @@ class Doors:
 class Load:
     """Publishers and readers of some nodes."""
 
+    pace: ClassVar = 1.0
+    """How much longer than usual publishers on the link wait between two publishes."""
+
     def __init__(self, history: History, random: Random, nodes: Sequence[Doors], before: int = 0) -> None:
         self.history = history
         self.acknowledged = 0
@@ -210,7 +213,7 @@ class Load:
                 else:
                     self.history.acknowledged(op, answer.first, answer.last, called)
                     self.acknowledged += len(payloads)
-                await asyncio.sleep(self.random.choice((0.002, 0.01, 0.03)))
+                await asyncio.sleep(self.random.choice((0.002, 0.01, 0.03)) * self.pace)
 
     async def _post(self, node: Doors) -> None:
         """Publish by HTTP. A post that times out may be taken after the next one, so each is a publisher of its own."""
