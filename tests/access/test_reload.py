@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -11,6 +13,7 @@ from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 
+import aiohttp
 import pytest
 from tests.access.attempts import FAR, KEYS, NEAR, ROOT, SOME, claim, link_challenge, spp_challenge
 from tests.net import attribute_peers as attribute
@@ -19,6 +22,7 @@ from tests.net.linkpeer import LinkPeer, link_peer, opened, rows
 from tests.net.raw import LOOPBACK, SECONDS, TcpPeer, until
 from typer.testing import CliRunner
 
+from headrace import web
 from headrace.cli import app
 from headrace.cli.serve import _reload_on_signal
 from headrace.config import DOORS, load
@@ -62,9 +66,9 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 async def server(tmp_path: Path, write: Write) -> AsyncIterator[Server]:
-    free = [f"listen.{door}={LOOPBACK}:0" for door in DOORS if door != "http"]
+    free = [f"listen.{door}={LOOPBACK}:0" for door in DOORS]
     settings = load(tmp_path / "hub.toml", environ={}, sets=[*free, f"node.data={tmp_path}/data"])
-    server = Server(settings)
+    server = Server(settings, http=web.start)
     await server.start()
     try:
         yield server
@@ -159,6 +163,29 @@ class TestRevocation:
             assert server.reloading.reload() == ([], [], 0)
             assert server.access.keys[SOME].reveal() == "a third key"
 
+    async def test_a_page_that_follows_is_ended(self, server: Server, write: Write) -> None:
+        hashed = hashlib.sha256(b"bearer").hexdigest()
+        page = f'[access.page]\ntoken_sha256 = "{hashed}"\nallow = ["read **", "consume a"]\n'
+        write(BASE + page)
+        server.reloading.reload()
+        headers = {"Authorization": "Bearer bearer", "X-Headrace": "1"}
+        async with (
+            aiohttp.ClientSession(f"http://{server.doors['http']}", headers=headers) as http,
+            http.get("/api/tail") as tail,
+        ):
+            assert (await tail.content.readline()).startswith(b"retry")
+            async with http.post("/api/consumers/remove", json={"consumer": "b"}) as refused:
+                assert refused.status == 403
+            async with http.post("/api/consumers/remove", json={"consumer": "a"}) as missing:
+                assert missing.status == 404
+            write(BASE)
+            assert server.reloading.reload().closed == 1
+            async with asyncio.timeout(SECONDS):
+                with contextlib.suppress(aiohttp.ClientError):
+                    await tail.content.read()
+            async with http.get("/api/tail") as again:
+                assert again.status == 401
+
 
 class TestWatching:
     async def test_a_changed_file_is_taken(
@@ -181,7 +208,7 @@ class TestWatching:
         watching.cancel()
 
     async def test_a_signal(self, server: Server, write: Write) -> None:
-        _reload_on_signal([server])
+        _reload_on_signal([server], asyncio.Event())
         try:
             write(BASE)
             os.kill(os.getpid(), signal.SIGHUP)

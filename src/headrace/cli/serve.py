@@ -206,7 +206,7 @@ def run_hub(
 async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Server], None]) -> None:
     stop = _stop_on_signals()
     running = [server]
-    _reload_on_signal(running)
+    _reload_on_signal(running, stop)
     try:
         await server.start()
     except ConfigError as error:
@@ -279,11 +279,16 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _reload_on_signal(running: Sequence[Server]) -> None:
-    """Load the running hub's settings again on SIGHUP."""
+def _reload_on_signal(running: Sequence[Server], stop: asyncio.Event) -> None:
+    """Load the running hub's settings again on SIGHUP; stop it if that tells the end of its terminal."""
     import asyncio
 
+    in_terminal = os.isatty(sys.__stderr__.fileno()) if sys.__stderr__ is not None else False
+
     def reload() -> None:
+        if in_terminal and not os.isatty(sys.__stderr__.fileno()):  # type: ignore[union-attr]
+            stop.set()
+            return
         for server in running:
             if server.ready:
                 server.reloading.try_reload()

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from aiohttp import web
 
 from headrace.errors import HeadraceError, LimitError, StorageError
+from headrace.hub.access.principal import Action
 from headrace.hub.consumers import cursors
 from headrace.hub.consumers.cursors import ADDED, Consumer
 from headrace.hub.filters import Filter
@@ -26,6 +27,7 @@ from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.api import as_json, committed, failed
 from headrace.web.refusals import refusal
+from headrace.web.rights import DOOR, check, principal_of
 
 _CONSUMERS: Final = 500
 _TOPICS: Final = 500
@@ -82,7 +84,9 @@ class Operations:
 
     async def _list_consumers(self, request: web.Request) -> web.Response:
         known, contains = self._server.consumers, request.query.get("contains", "")
-        found = islice((each for each in known if contains in each.name), _CONSUMERS)
+        me = principal_of(request)
+        mine = (each for each in known if contains in each.name and me.may(Action.CONSUME, each.name))
+        found = islice(mine, _CONSUMERS)
         return as_json({"consumers": [self._described(each) for each in found], "total": len(known)})
 
     def _described(self, consumer: Consumer) -> dict[str, Any]:
@@ -99,6 +103,7 @@ class Operations:
 
     async def _reset(self, request: web.Request) -> web.Response:
         asked = await _body(request, Move)
+        self._check_use(request, asked.consumer, "reset consumer")
         consumer, log = self._consumer(asked.consumer), self._server.hub.log
         match asked.to:
             case "earliest":
@@ -114,7 +119,9 @@ class Operations:
         return await self._changed(cursors.reset(consumer.name, seq), consumer.name)
 
     async def _remove(self, request: web.Request) -> web.Response:
-        consumer = self._consumer((await _body(request, Move)).consumer)
+        asked = await _body(request, Move)
+        self._check_use(request, asked.consumer, "remove consumer")
+        consumer = self._consumer(asked.consumer)
         return await self._changed(cursors.remove(consumer.name), consumer.name)
 
     async def _changed(self, entry: Batch, name: str) -> web.Response:
@@ -149,6 +156,12 @@ class Operations:
         )
         result = await committed(self._server, again)
         return failed(result) if isinstance(result, StorageError) else as_json({"seq": result.first})
+
+    def _check_use(self, request: web.Request, name: str, action: str) -> None:
+        """Refuse who may not use a consumer; note who changes it."""
+        access = self._server.access
+        check(access, request, Action.CONSUME, name)
+        access.changed(principal_of(request), DOOR, str(request.remote), action, name)
 
     def _consumer(self, name: str) -> Consumer:
         consumer = self._server.consumers.get(name)

@@ -31,7 +31,7 @@ def answer(server: Server, request: web.Request) -> web.Response:
         client = parse_client_id(request.query.get("client_id", ""))
     except WireError as error:
         return _refused(server, request, 400, error.reason, str(error))
-    key = auth.clients.get(client_id_text(client))
+    key = server.access.keys.get(client_id_text(client))
     if auth.required and key is None:
         return _refused(server, request, 403, "unknown_client", "this client has no key here (auth.clients)")
     # A token is valid once, so no two may have the same time.

@@ -27,6 +27,9 @@ _OWN_CHECKS: Final = (
     "/api/services",
     "/api/service",
     "/api/service/events",
+    "/api/consumers",
+    "/api/consumers/reset",
+    "/api/consumers/remove",
 )
 """Requests that anybody may make who is known, each for what it may see."""
 

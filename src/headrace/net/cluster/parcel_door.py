@@ -210,6 +210,11 @@ class ParcelStream(DoorConnection[Any]):
         self._exchange.received(frame.body)
         hello = isinstance(frame.body, DscReq | DscRes) and not self._tags.greeted
         parcel = self._tags.open(frame, hello=hello)
+        if not (self._tags.greeted or self.principal.known):
+            access = self.door.context.access
+            access.turned_away(self.door.name, self.name, self.principal.name, "unknown")
+            self.refuse("not-allowed", "auth.required is on: only nodes of the cluster are answered")
+            return
         now = self.loop.time()
         membership = self.host.membership
         if not self._tags.greeted and membership.is_node(parcel.id):
