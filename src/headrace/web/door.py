@@ -23,6 +23,7 @@ from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
 from headrace.web.access import HEADERS, OPEN, AccessCheck, Handler, add_headers
 from headrace.web.api import Api, as_json
+from headrace.web.forwarded import origin_of
 from headrace.web.identification import Identification
 from headrace.web.login import Login
 from headrace.web.operations import Operations
@@ -59,9 +60,7 @@ class HttpDoor:
 
 async def start(server: Server, sock: socket.socket) -> HttpDoor:
     """Serve a hub's http door on a bound socket."""
-    # One address cannot take all of it.
-    most = max(MAX_CONNECTIONS * 3 // 4, 1)
-    admission = Admission(per_address=most, total=MAX_CONNECTIONS, setting="http")
+    admission = Admission(per_address=_most_of_one(), total=MAX_CONNECTIONS, setting="http")
     connections = _Connections(server, admission)
     runner = web.AppRunner(
         application(server, connections),
@@ -78,6 +77,11 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
         plain_answer=NO_TLS_ANSWER,
     )
     return HttpDoor(runner, listening, admission)
+
+
+def _most_of_one() -> int:
+    """Return how many connections, or requests behind a proxy, one address may have: never all of them."""
+    return max(MAX_CONNECTIONS * 3 // 4, 1)
 
 
 class _ErrorLog(logging.Logger):
@@ -168,6 +172,8 @@ class _Open:
 
     transport: asyncio.Transport
     peer: tuple[str, int]
+    account: str
+    """What its slots are counted under."""
     deadline: asyncio.TimerHandle | None
     """For the first request; aiohttp has deadlines only for later ones."""
     under_way: int = 0
@@ -183,12 +189,15 @@ class _Connections:
         self._open: dict[object, _Open] = {}
         """By aiohttp's protocol; those that have been idle the longest come first."""
         self._under_way = 0
+        self._of_origin: Counter[str] = Counter()
+        """Requests that are being answered, by the address that they come from."""
 
     def admit(self, peer: tuple[str, int]) -> bool:
         """Count a new connection, if need be in the place of an idle one."""
-        full = self._admission.admit(peer[0])
-        if full is not None and self._make_room(peer[0]):
-            full = self._admission.admit(peer[0])
+        account = self._account(peer)
+        full = self._admission.admit(account)
+        if full is not None and self._make_room(account):
+            full = self._admission.admit(account)
         if full is not None:
             self._server.hub.counters.refuse("http", "connections", _named(peer), full)
         return full is None
@@ -197,12 +206,12 @@ class _Connections:
         """Take an admitted connection, and wait for its first request."""
         seconds = self._server.settings.limits.handshake_seconds
         deadline = asyncio.get_running_loop().call_later(seconds, self._expired, handler)
-        self._open[handler] = _Open(transport, peer, deadline)
+        self._open[handler] = _Open(transport, peer, self._account(peer), deadline)
 
     def remove(self, handler: object) -> None:
         """Forget a connection."""
         if (connection := self._open.pop(handler, None)) is not None:
-            self._admission.release(connection.peer[0])
+            self._admission.release(connection.account)
             if connection.deadline is not None:
                 connection.deadline.cancel()
 
@@ -219,26 +228,50 @@ class _Connections:
             detail = f"{self._under_way} requests are under way"
             self._server.hub.counters.refuse("http", "busy", _named(connection.peer), detail)
             raise refusal(web.HTTPServiceUnavailable, f"{detail}: ask again later")
+        origin = self._origin(request, connection)
+        if origin != connection.account and self._of_origin[origin] >= _most_of_one():
+            detail = f"{self._of_origin[origin]} requests of {origin} are under way"
+            self._server.hub.counters.refuse("http", "busy", origin, detail)
+            raise refusal(web.HTTPServiceUnavailable, f"{detail}: ask again later")
         connection.under_way += 1
         self._under_way += 1
+        self._of_origin[origin] += 1
         try:
-            return await handler(request)
+            return await handler(request if origin == request.remote else request.clone(remote=origin))
         finally:
             connection.under_way -= 1
             self._under_way -= 1
+            self._of_origin[origin] -= 1
+            if not self._of_origin[origin]:
+                del self._of_origin[origin]
             if self._open.pop(request.protocol, None) is not None:
                 self._open[request.protocol] = connection
+
+    def _account(self, peer: tuple[str, int]) -> str:
+        """Return what a connection is counted under: an address, or itself if it is a proxy's, who has many clients."""
+        return f"{peer[0]}:{peer[1]}" if peer[0] in self._server.entrance.proxies else peer[0]
+
+    def _origin(self, request: web.Request, connection: _Open) -> str:
+        """Return the address that a request comes from."""
+        try:
+            headers = request.headers.getall("Forwarded", ())
+            return origin_of(headers, connection.peer[0], self._server.entrance.proxies)
+        except ValueError as error:
+            self._server.hub.counters.refuse(
+                "http", "malformed", _named(connection.peer), f"Forwarded: {error}"
+            )
+            raise refusal(web.HTTPBadRequest, f"the header Forwarded: {error}") from None
 
     def _make_room(self, address: str) -> bool:
         """Close an idle connection: one of this address if that has too many, else of the one that has the most."""
         idle = [(handler, each) for handler, each in self._open.items() if not each.under_way]
         crowded = self._admission.is_crowded(address)
         if crowded:
-            idle = [(handler, each) for handler, each in idle if each.peer[0] == address]
+            idle = [(handler, each) for handler, each in idle if each.account == address]
         if not idle:
             return False
-        count = Counter(each.peer[0] for each in self._open.values())
-        handler, chosen = max(idle, key=lambda pair: count[pair[1].peer[0]])
+        count = Counter(each.account for each in self._open.values())
+        handler, chosen = max(idle, key=lambda pair: count[pair[1].account])
         self._refuse(handler, chosen, "connections", "no request is under way, and another connection came")
         return True
 
