@@ -77,6 +77,22 @@ def test_members_share_and_the_last_shares_are_small() -> None:
     assert [made._load[member] for member in (1, 2, 3, 4)] == [25, 19, 14, 11]
 
 
+def test_where_little_matches_more_is_read_at_a_time() -> None:
+    made = fresh(1, limits=DeliveryLimits(span=100))
+    sizes = []
+    for _ in range(7):
+        [work] = made.assign(10_000_000)
+        sizes.append(work.last - work.first + 1)
+        made.delivered(work, work.last, [], 0.0)
+        made.ready(1)
+    assert sizes == [100, 400, 1600, 6400, 25_600, 25_600, 25_600]
+    [work] = made.assign(10_000_000)
+    made.delivered(work, work.first + 99, [(work.first, work.first + 99)], 0.0)
+    made.ready(1)
+    [work] = made.assign(10_000_000)
+    assert work.last - work.first + 1 == 100
+
+
 def test_a_member_with_enough_is_passed_by() -> None:
     made = fresh(1, 2, limits=DeliveryLimits(span=10, in_flight=10))
     send(made, 100)
