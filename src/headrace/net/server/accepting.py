@@ -287,9 +287,9 @@ class _Arrival:
             return  # It is gone already.
 
     def _fail(self, reason: str, detail: object) -> None:
-        self.sock.close()
         if not self.ended:
             self.refuse(reason, detail)
+        self.sock.close()
 
     async def _hand_over(self) -> bool:
         """Return whether the connection has its protocol; if not, nobody is to be told."""
