@@ -30,8 +30,10 @@ def keys_of(settings: Settings) -> Mapping[str, Secret]:
 
 
 def key_files(settings: Settings) -> list[Path]:
-    """Return the files that :func:`keys_of` reads."""
-    return [entry.key_file for entry in settings.access.values() if entry.key_file is not None]
+    """Return the files that :func:`keys_of` reads, and that of the first client."""
+    first = settings.auth.first_key
+    files = [entry.key_file for entry in settings.access.values() if entry.key_file is not None]
+    return files if first is None else [*files, first]
 
 
 def read_key(path: Path, key: str, source: str) -> Secret:

@@ -79,7 +79,8 @@ def load(
     settings = Settings().gather(chain(file, from_environment(environ), map(from_set, sets)))
     where = settings.auth.first_key
     if where is not None and (first := read_first_key(where, settings.source(FIRST_KEY))) is not None:
-        settings = settings.override({f"auth.clients.{first[0]}": first[1]}, source=str(where))
+        client, key = first
+        settings = settings.gather([RawValue(f"auth.clients.{client}", key.reveal(), str(where))])
     ours = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
     return replace(settings, loaded=LoadedFrom(path, ours, tuple(sets)), overrides=())
 

@@ -13,8 +13,10 @@ from tests.net.conftest import Start
 from tests.net.raw import running_hub
 
 from headrace.cli import doctor_checks, top
-from headrace.config import DOORS
+from headrace.cli.terminal.first_key import with_first_key
+from headrace.config import DOORS, load
 from headrace.errors import ConfigError
+from headrace.net.server.process import Server
 
 
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "http"])
@@ -61,3 +63,35 @@ async def test_insecure_goes_on_and_every_status_says_so(start: Start) -> None:
 async def test_insecure_says_nothing_of_doors_that_only_this_machine_reaches(start: Start) -> None:
     server = await start("auth.insecure=true")
     assert server.status()["insecure"] == []
+
+
+async def test_a_reload_opens_nothing_to_strangers(tmp_path: Path) -> None:
+    config = tmp_path / "hub.toml"
+    config.write_text('[access.anonymous]\nallow = ["read news/**"]\n')
+    free = [f"listen.{door}=127.0.0.1:0" for door in DOORS]
+    sets = [*free, f"node.data={tmp_path}/data", "listen.spp=0.0.0.0:0"]
+    server = Server(load(config, environ={}, sets=sets))
+    await server.start()
+    try:
+        assert server.status()["insecure"] == []
+        config.write_text("")
+        with pytest.raises(ConfigError, match=r"listen\.spp"):
+            server.reloading.reload()
+        assert not server.access.principals.anonymous.publishes_everything
+    finally:
+        await server.drain()
+
+
+async def test_the_first_client_can_be_taken_away_from_a_running_hub(tmp_path: Path) -> None:
+    path = tmp_path / "first-key"
+    free = [f"listen.{door}=127.0.0.1:0" for door in DOORS]
+    sets = [*free, f"node.data={tmp_path}/data", "auth.required=true", f"auth.first_key={path}"]
+    server = Server(with_first_key(load(environ={}, sets=sets)))
+    await server.start()
+    try:
+        assert len(server.access.keys) == 1
+        path.unlink()
+        server.reloading.reload()
+        assert server.access.keys == {}
+    finally:
+        await server.drain()

@@ -27,7 +27,21 @@ def token(number: int, expires: float | None = None) -> UsedToken:
 
 
 def opened(tmp_path: Path, disk: ThreadPoolExecutor) -> UsedTokenFiles:
-    return UsedTokenFiles(tmp_path, disk, Counters())
+    files = UsedTokenFiles(tmp_path, disk, Counters())
+    files.open()
+    return files
+
+
+async def test_files_are_made_when_there_is_something_to_write(
+    tmp_path: Path, disk: ThreadPoolExecutor
+) -> None:
+    files = UsedTokenFiles(tmp_path / "data", disk, Counters())
+    assert not (tmp_path / "data").exists()
+    files.remember(token(1))
+    files.close()
+    again = opened(tmp_path / "data", disk)
+    assert len(again.known) == 1
+    again.close()
 
 
 async def test_what_was_used_is_known_after_a_restart(tmp_path: Path, disk: ThreadPoolExecutor) -> None:

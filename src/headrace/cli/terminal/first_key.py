@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from headrace.config import Settings
+from headrace.config import Settings, load_again
 from headrace.config.first_key import KEY, make_first_key
 
 logger = logging.getLogger("headrace")
@@ -23,4 +23,4 @@ def with_first_key(settings: Settings) -> Settings:
         key.reveal(),
         path,
     )
-    return settings.override({f"auth.clients.{client}": key}, source=str(path))
+    return load_again(settings)

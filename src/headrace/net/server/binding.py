@@ -33,6 +33,14 @@ class DoorBinder:
         for sock in self._bound:
             sock.close()
 
+    def check(self, settings: Settings) -> None:
+        """Refuse settings under which a door that strangers reach would no longer ask who comes."""
+        for door, where in self.doors.items():
+            address = Address.parse(where)
+            missing = None if is_loopback(address.host) else missing_guard(door, settings)
+            if missing is not None and not settings.auth.insecure:
+                raise self._unguarded(door, address, missing)
+
     def stream(self, door: str, wanted: Address) -> socket.socket:
         """Bind a TCP door."""
         sock = self._bind(door, wanted)

@@ -351,7 +351,7 @@ class Server:
         self.entrance = Entrance(settings, hub.counters)
         self._audit = AuditFile(settings.node.data, self._disk, hub.counters)
         self.access = AccessControl(self._principals, hub.counters, AuditTrail(self._audit, time))
-        self.reloading = Reloading(settings, self.access, self._take_settings)
+        self.reloading = Reloading(settings, self.access, self._take_settings, self.binder.check)
         self.access.load_again = lambda: self.reloading.reload().facts()
         self._intake = PublishIntake(
             hub,
@@ -396,16 +396,16 @@ class Server:
     async def _open_doors(self) -> None:
         auth, cluster = self.settings.auth, self._cluster
         useful = auth.required or ANONYMOUS in self.settings.access
-        self._tokens = (
-            UsedTokenFiles(self.settings.node.data, self._disk, self.hub.counters) if useful else None
-        )
+        self._tokens = UsedTokenFiles(self.settings.node.data, self._disk, self.hub.counters)
+        if useful:
+            self._tokens.open()
         self.authentication = authentication = Authentication(
             self.access.keys,
             required=auth.required,
             useful=useful,
             allow_sha1=auth.sha1,
-            used=None if self._tokens is None else UsedTokens(self._tokens.known, self._tokens),
-            signed_after=0.0 if self._tokens is None else self._tokens.signed_after,
+            used=UsedTokens(self._tokens.known, self._tokens),
+            signed_after=self._tokens.signed_after,
         )
         context = DoorContext(
             self.hub,
@@ -436,6 +436,7 @@ class Server:
     def _take_settings(self, settings: Settings) -> None:
         self.settings = settings
         self.accounts.reload(settings)
+        self.authentication.useful = settings.auth.required or ANONYMOUS in settings.access
 
     def _add(self, door: Door) -> None:
         self._doors.append(door)

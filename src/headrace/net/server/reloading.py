@@ -49,12 +49,19 @@ class Reloaded(NamedTuple):
 
 
 class Reloading:
-    """Loads a hub's settings again; ``take`` is given those that are in force then."""
+    """Loads a hub's settings again; ``take`` is given those that are in force then, unless ``check`` refuses them."""
 
-    def __init__(self, settings: Settings, access: AccessControl, take: Callable[[Settings], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        access: AccessControl,
+        take: Callable[[Settings], None],
+        check: Callable[[Settings], None] = lambda _: None,
+    ) -> None:
         self._settings = settings
         self._access = access
         self._take = take
+        self._check = check
         self._seen = self._look()
 
     def reload(self) -> Reloaded:
@@ -67,6 +74,7 @@ class Reloading:
         restart = [key for key in differing if not _is_live(key)]
         auth = replace(self._settings.auth, clients=found.auth.clients)
         settings = replace(found, **_sections(self._settings), auth=auth, access=found.access)
+        self._check(settings)
         principals = Principals(settings, keys_of(settings))
         # A key file may have changed though no setting has.
         closed = self._access.reload(principals)

@@ -43,13 +43,12 @@ logger = logging.getLogger("headrace")
 
 
 class UsedTokenFiles:
-    """Both files, open. ``known`` are the tokens of before."""
+    """Both files. ``known`` are the tokens of before. They are made with the first token, or by :meth:`open`."""
 
     def __init__(self, directory: Path, disk: Executor, counters: Counters) -> None:
         self._directory = directory
         self._disk = disk
         self._counters = counters
-        directory.mkdir(parents=True, exist_ok=True)
         self.known: list[UsedToken] = []
         complete = True
         for name in NAMES:
@@ -61,7 +60,7 @@ class UsedTokenFiles:
         """Tokens signed earlier are refused: some of them may have been used."""
         if not complete:
             logger.warning("tokens signed before this start are refused: not all used ones may be known")
-        self._files = [_open(directory / name) for name in NAMES]
+        self._files: list[int] = []
         self._newer = 0
         self._since = began
         self._failed = self._closed = False
@@ -69,12 +68,18 @@ class UsedTokenFiles:
         """Held while a thread syncs a file: another must not close it meanwhile."""
         self._syncing = self._unsynced = False
 
+    def open(self) -> None:
+        """Open the files; until this was done, the first token waits for it."""
+        for name in NAMES[len(self._files) :]:
+            self._files.append(_open(self._directory / name))
+
     def remember(self, token: UsedToken) -> None:
         """Write a token."""
         if self._failed:
             return
         now = time()
         try:
+            self.open()
             if now - self._since > GOOD_SECONDS:
                 self._newer, self._since = 1 - self._newer, now
                 os.ftruncate(self._files[self._newer], HEADER.size)
@@ -157,6 +162,7 @@ def _read(path: Path) -> tuple[list[UsedToken], bool]:
 
 
 def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         length = max(os.fstat(file).st_size, HEADER.size)
