@@ -24,7 +24,7 @@ from headrace.config import Settings
 from headrace.hub.access.principal import Principal
 
 MOST_IDLE: Final = 4096
-"""Accounts without a connection that are kept for what their peers have in the state."""
+"""Accounts from which on those are forgotten that have nothing."""
 
 
 class Resource(StrEnum):
@@ -204,6 +204,7 @@ class Accounts:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._accounts: dict[str, Account] = {}
+        self._tidy_at = MOST_IDLE
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -216,7 +217,7 @@ class Accounts:
         name = address if principal.anonymous else principal.name
         account = self._accounts.get(name)
         if account is None:
-            if len(self._accounts) >= MOST_IDLE:
+            if len(self._accounts) >= self._tidy_at:
                 self._tidy()
             account = self._accounts[name] = Account(name, self._budget(principal.name))
         return account
@@ -243,3 +244,5 @@ class Accounts:
     def _tidy(self) -> None:
         for name in [name for name, account in self._accounts.items() if account.idle]:
             del self._accounts[name]
+        # Where many have something, to look through them for each newcomer would take too long.
+        self._tidy_at = max(MOST_IDLE, 2 * len(self._accounts))

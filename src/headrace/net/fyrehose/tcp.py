@@ -218,8 +218,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
     def must_wait(self) -> bool:
         """Return whether what the peer sends must wait; a peer that takes little may publish all the same."""
         return (
-            self._hub.congested
-            or self.door.stopping
+            self.held_back
             or len(self.cursor.ranges) >= MAX_RANGES
             or self._unread_acks > MAX_ACKS
         )
@@ -265,6 +264,9 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
             del self.door.subscribers[self]
             self.cursor.next = NOWHERE
             self.counters.add("lapsed", door="fyrehose", transport="tcp")
+        elif self._subscribed_until and self not in self.door.subscribers and not self._is_wanted():
+            # It had heartbeats, and has stopped; one that only publishes need not say when it will again.
+            self.judge_silence(now, self.limits.idle_seconds)
         if self._ended and not (self.buffered or self._is_wanted()):
             self._transport.close()
 

@@ -112,6 +112,7 @@ class FyrehoseUdp:
     def __init__(self, context: DoorContext, backbone: Backbone, sock: socket.socket) -> None:
         self._hub = context.hub
         self._access = context.access
+        self._accounts = context.accounts
         self._backbone = backbone
         self._sock = sock
         self._readers = context.readers
@@ -188,6 +189,7 @@ class FyrehoseUdp:
             self._access.turned_away("fyrehose", peer, principal.name, "unknown")
             return len(datagrams)
         now = self._loop.time()
+        account = self._accounts.of(principal, source[0])
         arrivals = parse_datagrams(datagrams)
         for arrival in arrivals:
             if not (principal.may_do_everything or self._may(principal, arrival, peer)):
@@ -199,7 +201,11 @@ class FyrehoseUdp:
                     if self._hub.congested:
                         # UDP has no backpressure; rule 5 allows losing a PUSH, and it is counted.
                         self._hub.counters.add("dropped", len(run), door="fyrehose", reason="congested")
+                    elif account.wait(now):
+                        account.refused += 1
+                        self._hub.counters.add("dropped", len(run), door="fyrehose", reason="rate")
                     else:
+                        account.receive(run.size, len(run), now)
                         self._hub.submit(Batch(run, origin="fyrehose", publisher=peer))
                 case LoneDatagram(_, Request() as frame):
                     self._hub.counters.add("requests", door="fyrehose", transport="udp")

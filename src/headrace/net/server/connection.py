@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from math import inf
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from headrace.client.tls import RenewedContext
@@ -61,6 +62,8 @@ class ConnectionGroup(Generic[S]):
         self.view = memoryview(bytearray(receive_bytes))
         self.connections: set[S] = set()
         self.stopping = False
+        self.silent_seconds = inf
+        """How long a peer may be connected and say nothing."""
         self.empty = asyncio.Event()
         """Set while there is no connection."""
         self.empty.set()
@@ -131,6 +134,7 @@ class TcpDoor(ConnectionGroup[S]):
     ) -> None:
         """``tls`` replaces the hub's own."""
         super().__init__(context, name, receive_bytes)
+        self.silent_seconds = self.settings.limits.silent_seconds
         self._listening = listening
         self._tls = tls
         self._server: Listening | None = None
@@ -208,6 +212,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Whether the peer waits for more because it is sent too much a second."""
         self._decoder = decoder
         self._where = ""
+        self._spoke = False
+        """Whether it has said anything."""
         self._speaks_tls = False
         """Whether it began with a TLS hello, which is no part of any protocol here."""
         self._crowded = False
@@ -260,9 +266,14 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         if now - self.heard >= idle and not self.reading_paused:
             self.refuse("idle", f"silent for {idle:g} s")
 
+    @property
+    def held_back(self) -> bool:
+        """Whether what the peer sends has to wait for the hub, for its own rate, or for room."""
+        return self.door.hub.congested or self.door.stopping or self._over_rate or self._no_room
+
     def must_wait(self) -> bool:
         """Return whether what the peer sends has to wait."""
-        return self.door.hub.congested or self.door.stopping or self._full or self._over_rate or self._no_room
+        return self.held_back or self._full
 
     # Called by asyncio.
 
@@ -332,8 +343,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def buffer_updated(self, received: int) -> None:
         """Take what was received."""
         if self.admitted:
-            if self.heard == self.since:
-                self._speaks_tls = self.door.view[:2] == TLS_HELLO
+            if not self._spoke:
+                self._spoke = True
+                self._speaks_tls = bytes(self.door.view[:2]) == TLS_HELLO
             self.heard = self.loop.time()
             self._received += received
             self.account.receive(received, 0, self.heard)
@@ -520,6 +532,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self._frame_at, self._frame_since = place, now
         elif now - self._frame_since >= slow:
             self.refuse("stalled", f"left a frame unfinished for {slow:g} s")
+            return
+        if not self._spoke and self.door.silent_seconds <= now - self.since:
+            self.refuse("idle", f"has not said anything for {self.door.silent_seconds:g} s")
             return
         self.judge(now)
 

@@ -86,9 +86,10 @@ class LoopWatch:
     def _report(self, seconds: float, computed: float) -> None:
         cause = self._cause or "something that was over before it was seen"
         self._longest = max(self._longest, seconds)
+        level = logging.INFO
         if computed > SLOW_SECONDS:
             # A machine that is busy with something else is no fault of the hub.
-            self._last_at = monotonic()
+            level, self._last_at = logging.WARNING, monotonic()
         self._last = {
             "seconds": round(seconds, 3),
             "computed": round(computed, 3),
@@ -96,7 +97,8 @@ class LoopWatch:
             "cause": cause,
         }
         if self._counters.failed("slow_turns"):
-            logger.warning(
+            logger.log(
+                level,
                 "a turn of the event loop took %.0f ms, %.0f of them computing: nobody else was served in %s",
                 seconds * 1e3,
                 computed * 1e3,

@@ -121,13 +121,14 @@ class SppConnection(DoorConnection[SppDoor]):
             case Subscribe(service):
                 if not (session.subscribe(service) or self._subscribe_later(service)):
                     self.counters.add("not_offered", door="spp")
+                self._charge_subscriptions()
             case Unsubscribe(service):
                 self._awaited.discard(service)
                 session.unsubscribe(service)
+                self._charge_subscriptions()
 
     def done_taking(self) -> None:
         """Publish the changes, also those that came before a bad packet."""
-        self._charge_subscriptions()
         if not self._changes:
             return
         changes, self._changes = self._changes, []
@@ -243,6 +244,7 @@ class SppConnection(DoorConnection[SppDoor]):
             self._awaited.discard(service)
             if not self._session.subscribe(service):
                 self.counters.add("not_offered", door="spp")
+            self._charge_subscriptions()
 
     def _authenticate(self, json: bytes) -> None:
         if self._authenticated:
