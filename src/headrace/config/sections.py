@@ -531,6 +531,13 @@ class Limits:
         900.0,
         "The same for SDK clients, matchers and dispatchers, at the `sdk`, `router` and `dispatcher` doors.",
     )
+    # A publisher may connect long before it has anything to say, and some protocols never acknowledge.
+    silent_seconds: float = setting(
+        seconds(0.1),
+        900.0,
+        "How long a TCP peer may be connected without having said anything at all, where its protocol neither asks who"
+        " it is nor has heartbeats.",
+    )
     slow_seconds: float = setting(
         seconds(0.1),
         30.0,
