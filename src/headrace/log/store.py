@@ -172,6 +172,11 @@ class Log:
         return self._synced < self.tail_op
 
     @property
+    def synced_op(self) -> int:
+        """The last operation that is known to be on the disk."""
+        return self._synced
+
+    @property
     def syncing(self) -> bool:
         """Whether a sync is under way."""
         return self._syncing.locked()
