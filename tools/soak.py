@@ -48,7 +48,6 @@ from tests.faults.history import Acknowledged, Failed, Invoked, Saw  # noqa: E40
 from tests.faults.machine import library  # noqa: E402
 from tests.faults.ordeal import CLUSTER_FAULTS, FAULTS, Ordeal  # noqa: E402
 from tests.faults.processes import FaultyHub, FaultyTrio  # noqa: E402
-from tests.hubprocess import HubProcess  # noqa: E402
 from tests.system.observing import FREED_AT_ONCE  # noqa: E402
 from tools.soak_report import Outcome, Sample, facts_of, report, slopes_of, to_page  # noqa: E402
 
@@ -129,13 +128,9 @@ async def _cluster(directory: Path, ends: float, seed: int, outcome: Outcome) ->
     trio = await asyncio.to_thread(FaultyTrio.start, directory, *sets)
     with trio:
         await asyncio.to_thread(trio.working)
-        ordeal = Ordeal(_faulty(trio.nodes), trio.wires, seed, fsync="always", load=EveryDoor)
+        ordeal = Ordeal(trio.faulty, trio.wires, seed, fsync="always", load=EveryDoor)
         await _suffer(ordeal, outcome, [*FAULTS, *CLUSTER_FAULTS], ends, pause=2.0)
         await _judge(ordeal, outcome)
-
-
-def _faulty(nodes: Sequence[HubProcess]) -> list[FaultyHub]:
-    return [node for node in nodes if isinstance(node, FaultyHub)]
 
 
 async def _suffer(

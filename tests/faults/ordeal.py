@@ -15,6 +15,7 @@ import asyncio
 import errno
 import os
 import re
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -89,6 +90,11 @@ class Ordeal:
         except BaseException as error:
             path = KEPT / f"headrace-history-{self.seed}-{len(self.nodes)}.jsonl"
             self.history.save(path)
+            for node in self.nodes:
+                # Their files too, and the traces of what they did to them.
+                kept = path.with_suffix("") / node.directory.name
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.copytree(node.directory, kept)
             error.add_note(
                 f"seed {self.seed}, fsync={self.fsync}: {', '.join(self.suffered)}; history in {path}"
             )

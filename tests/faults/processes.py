@@ -84,3 +84,8 @@ class FaultyTrio(Trio):
     """Three nodes, each with a machine of its own."""
 
     process: ClassVar[type[HubProcess]] = FaultyHub
+
+    @property
+    def faulty(self) -> list[FaultyHub]:
+        """The nodes, as what they are."""
+        return [node for node in self.nodes if isinstance(node, FaultyHub)]

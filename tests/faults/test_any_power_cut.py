@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from random import Random
 
 import pytest
 from tests.conftest import SOAK
+from tests.faults.machine import Machine, library
 from tests.faults.power_cut import Disk, records
 from tests.faults.processes import FaultyHub
 from tests.system.observing import eventually, status
@@ -62,6 +65,38 @@ def test_the_log_opens_with_all_that_was_synced(tmp_path: Path, fsync: str) -> N
         lost += head < len(published)
     print(f"{CUTS} cuts, {opened} logs with messages, {lost} of them without the last ones")
     assert opened > CUTS // 4
+
+
+ADOPTING = """
+import os, sys
+from pathlib import Path
+from uuid import UUID
+from headrace.log import Log
+from headrace.message import Batch, Run
+log = Log.open(Path(sys.argv[1]))
+log.adopt(UUID(int=7))
+for number in range(1, 41):
+    log.append([Batch(Run.one(bytes([number]) * 500), first=number, origin="test")])
+    if number == 20:
+        log.sync()
+os._exit(0)
+"""
+"""The log of a node that has just joined its cluster: it takes over the cluster's uuid."""
+
+
+def test_the_log_of_a_new_node_opens(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "log").mkdir(parents=True)
+    machine = Machine(tmp_path, data)
+    environ = {**os.environ, **machine.environ(), "LD_PRELOAD": str(library())}
+    subprocess.run([sys.executable, "-c", ADOPTING, str(data / "log")], env=environ, check=True, timeout=60)
+    disk = Disk({})
+    disk.replay(machine.trace())
+    for seed in range(100):
+        left = _written(disk.survivors(Random(seed)), data, tmp_path / "left")
+        head, found = _content(left, f"cut {seed}")
+        assert head >= 20
+        assert found == {number: bytes([number]) * 500 for number in range(1, head + 1)}
 
 
 def _lives(hub: FaultyHub, random: Random) -> dict[int, bytes]:

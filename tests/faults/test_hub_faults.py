@@ -18,7 +18,7 @@ from tests.faults.ordeal import FAULTS, Ordeal, faults_of
 from tests.faults.processes import FaultyHub
 
 # Read on import: tests run without the shell's settings.
-_COUNT = int(os.environ.get("HEADRACE_SEEDS") or (100 if SOAK else 8))
+_COUNT = int(os.environ.get("HEADRACE_SEEDS") or (100 if SOAK else 6))
 SEEDS = [int(os.environ["HEADRACE_SEED"])] if os.environ.get("HEADRACE_SEED") else range(1, _COUNT + 1)
 
 ROUNDS = 5

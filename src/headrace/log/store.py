@@ -251,7 +251,8 @@ class Log:
                 sync_directory(self.directory)
             self._segments = (fresh,)
         self.uuid = uuid
-        self._mark()
+        # Synced: one of another log is as good as none, and then everything counts as promised.
+        self._mark(sync=True)
 
     def cut_back(self, last: int) -> None:
         """Remove every operation after ``last`` for good; none of them may be committed.
