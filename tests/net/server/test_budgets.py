@@ -9,8 +9,9 @@ from typing import Any
 
 from tests.net.conftest import Bind, Dial, Start
 from tests.net.linkpeer import link_peer, rows
-from tests.net.raw import address_of, push, running_hub, until
+from tests.net.raw import address_of, backbone_of, push, running_hub, until
 
+from headrace.config import load
 from headrace.hub.access.accounts import Account
 from headrace.net.server.process import Server
 from headrace.wire.spp import Publish, Subscribe, Unsubscribe, serialize
@@ -23,17 +24,24 @@ def account_of(server: Server, name: str = "127.0.0.1") -> Account:
     return account
 
 
-async def test_a_publisher_above_its_rate_waits_and_loses_nothing(start: Start, dial: Dial) -> None:
+async def test_a_publisher_above_its_rate_is_not_read_from(start: Start, dial: Dial) -> None:
     server = await start("limits.messages_per_second=100")
     publisher = await dial(server)
-    # The first hundred are a second's worth; what is too much by thirty costs 0.3 s.
-    await publisher.send(push(b"x") * 130)
-    await until(lambda: server.hub.counters.get("rate_pauses", door="fyrehose") == 1)
-    await publisher.send(push(b"y") * 2)
-    assert server.hub.log.head == 130
-    await until(lambda: server.hub.log.head == 132)
-    assert account_of(server).facts()["received_messages"] == 132
-    assert account_of(server).paused >= 1
+    await publisher.send(push(b"x") * 100)
+    await until(lambda: server.hub.log.head == 100)
+    (connection,) = backbone_of(server).connections
+    assert not connection.reading_paused
+    # What is too much by a thousand costs ten seconds.
+    await publisher.send(push(b"x") * 1000)
+    await until(lambda: connection.reading_paused)
+    await publisher.send(push(b"y"))
+    assert connection.held_back
+    assert server.hub.counters.get("rate_pauses", door="fyrehose") >= 1
+    assert account_of(server).facts()["received_messages"] == server.hub.log.head
+    # An operator gives it more.
+    server.accounts.reload(load(environ={}))
+    connection._within_rate()
+    await until(lambda: server.hub.log.head == 1101)
 
 
 async def test_a_client_of_the_link_above_its_rate_waits(start: Start) -> None:
