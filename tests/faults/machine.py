@@ -100,7 +100,7 @@ class Machine:
         """Begin a new life: what is under the directory now counts as on the disk."""
         self._lives += 1
         self._trace.unlink(missing_ok=True)
-        self._base = _files(self._under)
+        self._base = files_under(self._under), _inodes_under(self._under)
         return {
             "FAULTS_CONTROL": str(self._directory / "orders"),
             "FAULTS_TRACE": str(self._trace),
@@ -130,7 +130,7 @@ class Machine:
         """
         disk = Disk(*self._base)
         disk.replay(self.trace())
-        found, _ = _files(self._under)
+        found = files_under(self._under)
         left = disk.survivors(random)
         for path in found.keys() - left.keys():
             Path(path).unlink()
@@ -153,7 +153,10 @@ class Machine:
         self._boot.write_text(f"{UUID(bytes=random.randbytes(16))}\n")
 
 
-def _files(under: Path) -> tuple[dict[str, bytes], dict[int, str]]:
-    paths = [path for path in under.rglob("*") if path.is_file()] if under.exists() else []
-    content = {str(path): path.read_bytes() for path in paths}
-    return content, {path.stat().st_ino: str(path) for path in paths}
+def files_under(directory: Path) -> dict[str, bytes]:
+    """The content of all files under a directory, by path."""
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def _inodes_under(directory: Path) -> dict[int, str]:
+    return {path.stat().st_ino: str(path) for path in directory.rglob("*") if path.is_file()}
