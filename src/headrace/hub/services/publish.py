@@ -55,11 +55,12 @@ class RejectedChange(NamedTuple):
 class ClientBudget(StateOwner, Protocol):
     """What a client may have in the state."""
 
-    most_state_bytes: int
-    """The most bytes; the setting is ``limits.state_bytes_per_client``."""
-
     state_pending: int
     """Bytes of changes that are on their way into the log."""
+
+    @property
+    def most_state_bytes(self) -> int:
+        """The most bytes; the setting is ``limits.state_bytes_per_client``."""
 
 
 class ServiceUse(NamedTuple):
