@@ -36,6 +36,10 @@ _ADMIN: Final = (
 """Requests about the hub itself, or about everybody's state."""
 
 
+_CHANGING: Final = frozenset({ask.ServicesRequest, ask.ConsumersRequest, ask.HoldsRequest, ask.ReloadRequest})
+"""Requests that may change something at the hub itself, which the audit log tells."""
+
+
 class LinkRights:
     """Asks the one question for the link's requests."""
 
@@ -46,7 +50,8 @@ class LinkRights:
         """Raise an error if the client may not make a request; note what it changes."""
         if not connection.principal.may_do_everything:
             self._judge(connection, request)
-        self._note(connection, request)
+        if type(request) in _CHANGING:
+            self._note(connection, request)
 
     def check_topics(self, connection: LinkConnection, batches: Sequence[Batch]) -> None:
         """Raise an error unless the client may publish to every topic of some messages."""
