@@ -87,7 +87,7 @@ def delivered(peers: list[type[Peer]], rounds: int, quick: bool) -> bench.Table:
                 rates = []
                 for _ in range(rounds):
                     with running(peer) as server:
-                        rates.append(_delivery(server, size, subscribers, total))
+                        rates.append(delivery(server, size, subscribers, total))
                 rate = statistics.median(rates)
                 case = f"{size} B x{subscribers}"
                 table.add(f"{peer.name} {case}", rate, rate * size / 1e6, base=_base(peer, peers, case))
@@ -106,8 +106,8 @@ def latency(peers: list[type[Peer]], rounds: int, quick: bool) -> bench.Table:
     for _ in range(rounds):
         for peer in peers:
             with running(peer) as server:
-                _round_trips(server, 128, count // 10)
-                samples[peer].append(_round_trips(server, 128, count))
+                round_trips(server, 128, count // 10)
+                samples[peer].append(round_trips(server, 128, count))
     for peer in peers:
         p50, p99, p999 = (
             statistics.median(sorted(sample)[int(len(sample) * part)] for sample in samples[peer]) * 1e6
@@ -207,7 +207,7 @@ def _base(peer: type[Peer], peers: list[type[Peer]], case: str = "") -> str | No
     return f"{Nats.name} {case}".rstrip() if Nats in peers and peer is not Nats else None
 
 
-def _delivery(server: Peer, size: int, subscribers: int, total: int) -> float:
+def delivery(server: Peer, size: int, subscribers: int, total: int) -> float:
     """Messages per second at all subscribers together."""
     told: Queue[float] = _spawn.Queue()
     begun: Queue[float] = _spawn.Queue()
@@ -273,7 +273,7 @@ def _publisher(peer: type[Peer], port: int, load: Load, begun: Queue[float]) -> 
             receive_bytes(sock, (answers if load.chunks else 0) + (server.answer_bytes(load.in_rest) or 0))
 
 
-def _round_trips(server: Peer, size: int, count: int) -> list[float]:
+def round_trips(server: Peer, size: int, count: int) -> list[float]:
     how = server.subscribing(size)
     message = server.publication(bytes(size))
     times = []
