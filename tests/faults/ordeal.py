@@ -443,6 +443,4 @@ def _head_of(files: dict[str, bytes], node: FaultyHub) -> int:
         finally:
             log.close()
     finally:
-        for path in sorted(copy.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        copy.rmdir()
+        shutil.rmtree(copy, ignore_errors=True)
