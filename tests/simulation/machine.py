@@ -143,8 +143,8 @@ class Files:
         if not data.startswith(before):
             differing = (at for at, (a, b) in enumerate(zip(before, data, strict=False)) if a != b)
             same = next(differing, min(len(before), len(data)))
-        if same < len(before):
-            self._disk.take(Record("T", inode, same, b""))
+        if len(data) < len(before):
+            self._disk.take(Record("T", inode, len(data), b""))
         if same < len(data):
             self._disk.take(Record("W", inode, same, data[same:]))
         self._known[inode] = data

@@ -39,7 +39,7 @@ if "HEADRACE_SEED" in os.environ:
     BLOCKS = [range(_SEED, _SEED + 1)]
 else:
     _SEEDS = int(
-        os.environ.get("HEADRACE_SEEDS") or (2_000 if os.environ.get("HEADRACE_SOAK") == "1" else 60)
+        os.environ.get("HEADRACE_SEEDS") or (2_000 if os.environ.get("HEADRACE_SOAK") == "1" else 100)
     )
     BLOCKS = [range(begin, min(begin + _BLOCK, _SEEDS)) for begin in range(0, _SEEDS, _BLOCK)]
 

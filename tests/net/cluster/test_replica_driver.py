@@ -313,6 +313,7 @@ async def test_a_log_that_was_synced_votes_and_tells_how_it_is_written_from_now_
 async def test_the_commit_number_outlives_the_process(log: Log, start: Begin) -> None:
     """Else a node that is started again would cut off, without a word, what it had shown and acknowledged."""
     log.append([batch(1, b"one", b"two", b"three")])
+    log.sync()
     node = start(10)
     node.hears(20, Commit(1, 3, 2), b"")
     assert log.head_op == 2

@@ -62,10 +62,10 @@ logger = logging.getLogger("headrace")
 class ClusterNode(ParcelHost):
     """This node's part in its cluster."""
 
-    def __init__(self, settings: Settings, disk: Executor) -> None:
+    def __init__(self, settings: Settings, disk: Executor, writer: Executor | None = None) -> None:
         self._settings = settings
         self._threads = disk
-        self._writer = ThreadPoolExecutor(1, "headrace-writer")
+        self._writer = writer or ThreadPoolExecutor(1, "headrace-writer")
         self._name = settings.node.name
         self._id = node_id(settings.node.name)
         self.membership: Membership

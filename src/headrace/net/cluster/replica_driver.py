@@ -453,11 +453,11 @@ class ReplicaDriver:
 
     def _note(self) -> None:
         """Note how much is committed, of what this node may vouch for."""
-        replica = self.replica
-        commit = 0 if replica is None else min(replica.state.commit, replica.state.durable)
+        log = self._hub.log
+        commit = min(log.head_op, log.synced_op) if log.fsync == "always" else log.head_op
 
         def done() -> None:
-            if self.replica is not None and self.replica.state.commit > self._noted and not self._closed:
+            if log.head_op > self._noted and not self._closed:
                 self._note_soon()
             else:
                 self._noting = False
