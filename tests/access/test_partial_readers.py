@@ -209,7 +209,7 @@ class TestNames:
     async def test_nobody_speaks_for_another_but_hubs(self, server: Server, spoof: dict[str, object]) -> None:
         async with link_as(server, SOME) as peer:
             told = await peer.ask(rows(b"x", topic="fleet/1"), id=2, **spoof)
-        assert (told["error"], told["reason"]) == ("forbidden", "some may not admin")
+        assert (told["error"], told["reason"]) == ("forbidden", "some lacks the right admin")
 
     async def test_a_client_id_is_its_principals_at_the_sdk_door(self, server: Server) -> None:
         with await attribute.SdkPeer.connect(server) as peer:

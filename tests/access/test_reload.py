@@ -250,8 +250,10 @@ class TestCommands:
         data = str(server.settings.node.data)
         server._audit.close()
         told = CliRunner().invoke(app, ["audit", "--data", data, "--event", "changed", "--json"])
-        (record,) = json.loads(told.stdout)
-        assert (record["principal"], record["action"], record["door"]) == (ROOT, "reload", "tube")
+        asked, taken = json.loads(told.stdout)
+        assert (asked["principal"], asked["action"], asked["door"]) == (ROOT, "reload", "tube")
+        assert taken["action"] == "settings"
+        assert "access.some.allow" in taken["what"]
         told = CliRunner().invoke(app, ["audit", "--data", data, "--principal", "nobody"])
         assert told.exit_code == 0
 
@@ -262,7 +264,7 @@ class TestCommands:
         monkeypatch.setenv("HEADRACE_KEY", KEYS[SOME])
         told = await asyncio.to_thread(CliRunner().invoke, app, ["reload", "--url", url, "--client-id", SOME])
         assert told.exit_code == 1
-        assert "some may not admin" in told.output + str(told.exception)
+        assert "some lacks the right admin" in told.output + str(told.exception)
 
     def test_a_directory_without_a_hub(self, tmp_path: Path) -> None:
         for words in (["reload", "--data", str(tmp_path)], ["audit", "--data", str(tmp_path)]):

@@ -112,6 +112,10 @@ class AccessControl:
             AuditKind.CHANGED, door=door, peer=peer, principal=principal.name, action=action, what=what
         )
 
+    def settings_changed(self, settings: str) -> None:
+        """Note that the hub has taken new settings."""
+        self.audit.note(AuditKind.CHANGED, door="", peer="", principal="", action="settings", what=settings)
+
     def join(self, holder: PrincipalHolder) -> None:
         """Remember somebody who acts for a principal."""
         self._holders[holder] = None
@@ -147,8 +151,14 @@ class AccessControl:
                 continue
             ended += 1
             reason = "gone" if after is None else "changed"
+            facts = holder.facts(0.0)
             self.audit.note(
-                AuditKind.REFUSED, door="", peer="", principal=before.name, action="stay", reason=reason
+                AuditKind.REFUSED,
+                door=facts.door,
+                peer=facts.peer,
+                principal=before.name,
+                action="stay",
+                reason=reason,
             )
             holder.revoked(f"the right of {before.name} is {reason}")
         return ended
@@ -157,8 +167,10 @@ class AccessControl:
 def forbidden(principal: Principal, action: Action | str, what: str = "") -> RefusedError:
     """Make the error that tells a peer what it may not do."""
     who = "whoever proves nothing" if principal.name in (ANONYMOUS, UNKNOWN) else principal.name
-    doing = f"{action} {what!r}" if what else str(action)
-    return RefusedError("forbidden", f"{who} may not {doing}")
+    if action == Action.ADMIN:
+        return RefusedError("forbidden", f"{who} lacks the right admin")
+    doing = "use service" if action == Action.SERVICE else str(action)
+    return RefusedError("forbidden", f"{who} may not {doing} {what!r}" if what else f"{who} may not {doing}")
 
 
 class NoAudit:

@@ -82,6 +82,8 @@ class Reloading:
         self._take(settings)
         self._seen = self._look()
         told = Reloaded(changed, restart, closed)
+        if changed:
+            self._access.settings_changed(", ".join(changed))
         logger.info("settings were loaded again: %s", told)
         return told
 
