@@ -14,10 +14,7 @@ from headrace.cli.terminal.output import print_json
 
 EXAMPLES: Final = (
     ("For this machine:", "headrace keys tls --dir tls"),
-    (
-        "For a hub that others reach, and two clients:",
-        "headrace keys tls --dir tls --host hub.example --client ada --client gateway-7",
-    ),
+    ("A hub that others reach, and a client:", "headrace keys tls --dir tls --host hub.example --client ada"),
 )
 
 DAYS: Final = 397
