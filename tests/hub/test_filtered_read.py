@@ -56,7 +56,7 @@ def plainly(log: Log, wanted: Filter) -> list[Message]:
     return [message for message, passes in zip(every, passing, strict=True) if passes]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     parts=st.lists(st.lists(appended(), max_size=8), min_size=1, max_size=3),
     max_bytes=st.sampled_from([1, 800, 3000, 1 << 20]),

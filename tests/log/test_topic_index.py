@@ -72,7 +72,7 @@ def check(log: Log, max_bytes: int = 1 << 20, first: int = 1) -> None:
         assert found(log, choice, max_bytes, first) == expected(log, choice, first), choice.key
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
 @given(
     parts=st.lists(appends, min_size=1, max_size=3),
     rows=st.integers(1, 6),

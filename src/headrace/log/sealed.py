@@ -189,8 +189,9 @@ class SealedSegment:
         self.first, self.last = index.first, index.last
         self.entries_size = 0 if index.entries_lost else index.entries_size
         """Bytes of its entries."""
-        self.size = index.file_size + self.entries_size
         self.uuid = index.uuid
+        self.topics_size = 0
+        """Bytes of its index of topics."""
         self.topics_wanted = False
         """Whether its index of topics is missing, or was found to be unusable."""
         self._firsts = np.ascontiguousarray(index.batches["first"])
@@ -209,8 +210,16 @@ class SealedSegment:
         if found != segment.entries_size:
             reason = f"the file has {found} bytes where {segment.entries_size} were written"
             raise segment._entries_damage(reason, min(found, segment.entries_size))
-        segment.topics_wanted = not segment.topics_path.exists()
+        try:
+            segment.topics_size = segment.topics_path.stat().st_size
+        except FileNotFoundError:
+            segment.topics_wanted = True
         return segment
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return self.index.file_size + self.entries_size + self.topics_size
 
     @property
     def entries_path(self) -> Path:
@@ -321,8 +330,9 @@ class SealedSegment:
     def write_topics(self) -> None:
         """Write the index of topics anew."""
         # Not synced: if it is lost or torn it is written again.
-        write_whole(self.topics_path, self._made_topics(), sync=False)
-        self.topics_wanted = False
+        data = self._made_topics()
+        write_whole(self.topics_path, data, sync=False)
+        self.topics_size, self.topics_wanted = len(data), False
 
     def topics_fault(self) -> str | None:
         """Check the index of topics, every byte of it, against the segment; there may be none."""
@@ -553,10 +563,13 @@ def write_segment(
             np.array(written, _BATCH),
         )
         # Not synced: if it is lost or torn it is written again.
-        write_whole(path.with_suffix(".topics"), topics.finish(index.batches), sync=False)
+        found = topics.finish(index.batches)
+        write_whole(path.with_suffix(".topics"), found, sync=False)
         index.write(path.with_suffix(".index"), sync=sync)
         unfinished.rename(path)
-    return SealedSegment(path, index)
+    segment = SealedSegment(path, index)
+    segment.topics_size = len(found)
+    return segment
 
 
 class SegmentEnd(NamedTuple):
