@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -248,6 +249,38 @@ def test_a_million_topics_have_hashes_of_bounded_size() -> None:
     none = index.chosen(TopicTest("missing"))
     assert none is not None
     assert len(none.numbers) <= 1
+
+
+def test_searches_beside_appends_and_sealing_miss_nothing(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, fsync="never", segment_bytes=20_000)
+    faults: list[str] = []
+    over = threading.Event()
+
+    def search() -> None:
+        while not over.is_set():
+            head = log.head
+            seen = [seq for seq in found(log, TopicTest("rare")) if seq <= head]
+            if seen != list(range(10, head + 1, 10)):
+                faults.append(f"{seen[-5:]} up to {head}")
+
+    def seal_all() -> None:
+        while not over.is_set():
+            log.seal_next()
+
+    threads = [threading.Thread(target=search) for _ in range(2)] + [threading.Thread(target=seal_all)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 1501):
+            topic = "rare" if number % 10 == 0 else f"often/{number % 3}"
+            append(log, [topic])
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert faults == []
+    assert any(isinstance(segment, SealedSegment) for segment in log.segments)
+    log.close()
 
 
 def test_the_tail_learns_only_what_there_is_room_for() -> None:
