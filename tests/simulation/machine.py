@@ -274,8 +274,6 @@ class Machine:
         """Let the disk hang for so long."""
         if self.network.now >= self.stalled_until:
             self._stalled_from = self.network.now
-        if not seconds:
-            self._waiting.clear()
         self.stalled_until = self.network.now + seconds
 
     def waits(self, work: object) -> None:
@@ -283,6 +281,10 @@ class Machine:
 
     def waits_no_more(self, work: object) -> None:
         self._waiting.pop(work, None)
+
+    def stop(self) -> None:
+        """End the process: nothing waits any more."""
+        self._waiting.clear()
 
     @property
     def waited(self) -> float:

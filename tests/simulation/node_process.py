@@ -194,12 +194,13 @@ class Process:
         def done(future: Any) -> None:
             error = future.exception()
             if error is not None:
-                self.loop.call_soon(self.cluster.sync_failed, error)
+                self.cluster.sync_failed(error)
             else:
                 self.loop.call_later(self.settings.log.fsync_interval, self._sync)
 
         if self.log.dirty:
-            self.cluster._threads.submit(self.log.sync).add_done_callback(done)
+            # A sync that is under way is known to the real log, not to one whose threads are played.
+            self.driver._disk.beside(self.log.sync, done)
         else:
             self.loop.call_later(self.settings.log.fsync_interval, self._sync)
 
@@ -376,6 +377,7 @@ class Node:
             with machine.acting(self.process.loop):
                 self.process.end()
             self.process = None
+            machine.stop()
         if self.doomed:
             kind = "emptied"
         if kind != "killed":

@@ -162,6 +162,7 @@ class World:
         with node.machine.acting(process.loop):
             time = process.log.last_time
             process.end()
+            node.machine.stop()
             process.hub.log.last_time = time
             process.cluster.begin_anew(node.machine.files.directory)
         node.process, node.before = None, []
