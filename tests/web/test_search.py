@@ -145,7 +145,8 @@ def test_one_search_after_another_finds_everything(
         patch.setattr(search, "MOST_BYTES", limit)
         patch.setattr(search, "STEP_BYTES", step)
         patch.setattr(search, "_FIRST_LOOK", 7)
-        found, before = [], log.head + 1
+        found: list[int] = []
+        before = log.head + 1
         while before > 1:
             part = newest(log, Filter("it"), before, count)
             assert part.first < before
