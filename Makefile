@@ -2,7 +2,7 @@
 #
 #   make setup   create .venv with the hub, its command line, Spark and the development tools
 #   make up      run the hub, its http door and the Spark pipeline
-#   make quick   the tests that need no JVM and no browser and are not slow: one or two minutes
+#   make quick   the tests that need no JVM and no browser and are neither slow nor thorough: under two minutes
 #   make test    every test
 #   make check   format, lint, types, layers, docs, and a second of fuzzing per codec
 #   make fmt     format the code and redraw the generated pages, as `check` and `test` require
@@ -22,6 +22,7 @@ READY  := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
 # One more than there are cores, as some tests wait; not many, as each may start a JVM.
 JOBS   ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) + 1 }')
+QUICK_JOBS ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) * 2 }')
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 FUZZ_SECONDS ?= 5
 # Of `make soak`: how long the soak itself takes, and whether the tests are repeated after it.
@@ -57,8 +58,9 @@ endif
 up: setup
 	@$(BIN)/headrace up
 
+# Without JVMs there is memory for more at a time, and most of these tests wait now and then.
 quick: setup
-	$(PYTEST) -m 'not spark and not browser and not slow'
+	$(PYTEST) -n $(QUICK_JOBS) -m 'not spark and not browser and not slow and not thorough'
 
 test: setup $(CLASSES)
 	@sh tools/browser.sh

@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         for fixture, marker in _MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
+        if item.nodeid.startswith(_THOROUGH):
+            item.add_marker(pytest.mark.thorough)
     yield
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
 
@@ -100,6 +102,23 @@ def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 
 
 _MARKED_BY_FIXTURE = {"spark": pytest.mark.spark, "browser": pytest.mark.browser}
+
+_THOROUGH = tuple(
+    f"tests/{place}"
+    for place in (
+        "deploy/",
+        "docs/test_examples.py",
+        "docs/test_walks.py",
+        "fuzz/",
+        "hub/test_chain.py",
+        "log/damage/",
+        "log/test_damage.py",
+        "log/test_sealing.py",
+        "simulation/",
+        "system/",
+    )
+)
+"""Where tests are many seeds, every byte of a file or whole hubs: each is short, together they take a minute."""
 
 _TURNS_TO_FINISH = 10
 """Turns of the event loop that a cancelled task may take to end."""

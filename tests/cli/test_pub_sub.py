@@ -343,6 +343,7 @@ def test_a_hub_that_restarts(tmp_path: Path) -> None:
         hub.terminate()
 
 
+@pytest.mark.slow
 def test_what_nobody_has_any_more(tmp_path: Path, command: Command) -> None:
     write_trimmed_log(tmp_path / "data", 3, [b"one"], [b"two"], [b"three"])
     with HubProcess.start(tmp_path) as hub:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cluster.test_replica import NODES, primary, replica
 
@@ -51,7 +51,6 @@ def kinds() -> list[Any]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(kind=st.sampled_from(kinds()), inputs=INPUTS)
 def test_anything_from_anybody(kind: Any, inputs: list[tuple[int, Any, bytes, float]]) -> None:
     one: Replica = kind()

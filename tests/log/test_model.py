@@ -389,6 +389,6 @@ class LogMachine(RuleBasedStateMachine):
 
 
 LogMachine.TestCase.settings = settings(
-    max_examples=1000 if SOAK else 100, stateful_step_count=80 if SOAK else 50, deadline=None
+    max_examples=1000 if SOAK else 60, stateful_step_count=80 if SOAK else 50, deadline=None
 )
 TestLog = LogMachine.TestCase

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.log.content import batch, columns, flat, operations, place, submitted
 from tests.log.test_tail import create, write
@@ -29,7 +29,6 @@ def no_entries(_: Batch) -> None:
 
 class TestRecordBatches:
     @given(st.lists(submitted(), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 100))
-    @settings(max_examples=150, deadline=None)
     def test_the_same_messages(
         self, tmp_path_factory: pytest.TempPathFactory, drawn: list[Batch], most_rows: int, most_bytes: int
     ) -> None:
@@ -53,7 +52,6 @@ class TestRecordBatches:
         assert flat(beside) == flat(each for each in batches if each.is_entries)
 
     @given(st.lists(submitted(), min_size=1, max_size=12), st.integers(1, 20))
-    @settings(max_examples=100, deadline=None)
     def test_the_same_operations(
         self, tmp_path_factory: pytest.TempPathFactory, drawn: list[Batch], most_rows: int
     ) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.log.content import batch, columns, entries, flat, messages_of, operations, place, submitted
 
@@ -105,7 +105,6 @@ class TestReading:
         return file
 
     @given(data=st.data())
-    @settings(max_examples=200, deadline=None)
     def test_any_range(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
         file = create(tmp_path_factory.mktemp("tail"))
         counts = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=8))
@@ -167,7 +166,6 @@ class TestEntries:
     """Entries take operations and no numbers, wherever they stand."""
 
     @given(data=st.data())
-    @settings(max_examples=200, deadline=None)
     def test_like_a_list(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
         file = TailFile.create(tmp_path_factory.mktemp("tail") / f"{20:016d}.open", UUID_, 20, 10, sync=False)
         now = 0

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.fyrehose.repair import (
@@ -459,7 +459,6 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     arrivals,
     st.sampled_from([None, 1, 5]),

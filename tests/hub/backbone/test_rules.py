@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.hub.access.addresses import Addresses
@@ -566,7 +566,6 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(steps, max_size=60))
 def test_whatever_happens_grants_stay_within_the_log_the_table_and_the_pace(
     happenings: list[tuple[str, int, int]],

@@ -130,6 +130,7 @@ def membership(server: Server) -> Membership:
 
 
 @pytest.mark.parametrize("lists_itself", [True, False])
+@pytest.mark.slow
 async def test_a_neighbour_of_the_document_gets_dsc_reqs_as_heartbeats(
     start: Start, make: Make, lists_itself: bool
 ) -> None:

@@ -166,6 +166,7 @@ async def test_any_node_takes_publishes_and_a_repeat_is_there_once(make: Make, f
     assert len({str(server.hub.log.uuid) for server in nodes.servers.values()}) == 1
 
 
+@pytest.mark.slow
 async def test_an_epoch_holds_at_every_node_and_under_the_next_primary(make: Make) -> None:
     nodes = await make()
     primary = await nodes.work()
@@ -280,6 +281,7 @@ async def test_what_a_reader_lost_is_known_to_every_node_and_counted_by_one(make
     assert told.hub.counters.get("reader_lost") == 9
 
 
+@pytest.mark.slow
 async def test_with_a_key_and_certificates(make: Make, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     shared = authority.sign("node0", ["node1", "node2", *HERE])
@@ -395,6 +397,7 @@ async def test_a_cluster_has_a_most_of_nodes(start: Start) -> None:
         await start(f"cluster.peers={peers}")
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_gone_keeps_its_name_and_one_whose_disk_fails_does_not_work(make: Make) -> None:
     nodes = await make()
     primary = await nodes.work()
@@ -416,6 +419,7 @@ async def test_a_node_that_is_gone_keeps_its_name_and_one_whose_disk_fails_does_
 
 
 @pytest.mark.parametrize("which", ["primary", "backup"])
+@pytest.mark.slow
 async def test_a_node_that_failed_to_sync_takes_no_part_any_more(
     make: Make, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:

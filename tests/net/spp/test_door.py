@@ -699,6 +699,9 @@ class TestPressure:
         hub.committed(tail)
         await until(lambda: hub.log.tail_op > tail)
         assert await peer.packet() == offer("a")
+        # A stopping hub would wait for it.
+        hub.commit_by(hub.committed)
+        hub.committed(hub.log.tail_op)
 
     async def test_a_full_disk_closes_the_publishers_connection(
         self, server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch

@@ -94,6 +94,7 @@ async def test_entries_do_not_come_and_leave_no_gap(tmp_path: Path, backbone: Se
             assert front.hub.log.head_op == 3
 
 
+@pytest.mark.slow
 async def test_a_new_copy_begins_with_what_is_still_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
