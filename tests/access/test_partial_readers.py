@@ -16,12 +16,25 @@ from tests.access.attempts import FAR, KEYS, ROOT, SETTINGS, SOME, claim, link_c
 from tests.net import attribute_peers as attribute
 from tests.net import spp_peer as spp
 from tests.net.linkpeer import PUBLISHED, LinkPeer, link_peer, opened, rows
-from tests.net.raw import SECONDS, TcpPeer, UdpPeer, ack, delivers, keepalive, request, running_hub, until
+from tests.net.raw import (
+    SECONDS,
+    TcpPeer,
+    UdpPeer,
+    ack,
+    backbone_of,
+    delivers,
+    keepalive,
+    request,
+    running_hub,
+    until,
+)
 
 from headrace import web
+from headrace.hub.backbone.rules import SendForward
 from headrace.hub.services.objects import ServiceKind, create
 from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
+from headrace.wire.fyrehose.stream import Forward
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -101,6 +114,14 @@ class TestBackbone:
             assert [
                 payload for _, payload in [delivers(await peer.datagram())[0] for _ in range(5)]
             ] == HOLLOW
+
+    async def test_others_do_not_forward_to_it_what_it_may_not_read(self, server: Server) -> None:
+        udp, counters = backbone_of(server).udp, server.hub.counters
+        assert udp is not None
+        forwarded, lacking = (counters.get(name, door="fyrehose") for name in ("forwards", "unavailable"))
+        udp._do([SendForward(("127.0.0.1", 9), Forward(FAR, 9, 1, 2))])
+        assert counters.get("forwards", door="fyrehose") == forwarded
+        assert counters.get("unavailable", door="fyrehose") == lacking + 2
 
     async def test_it_may_not_publish(self, server: Server) -> None:
         with await TcpPeer.connect(server, source=FAR) as peer:
@@ -184,6 +205,16 @@ class TestLink:
             assert (await peer.ask(rows(b"x", topic="fleet/7"), op="publish", id=3))["error"] == "forbidden"
             assert (await peer.ask(rows(b"x", topic="fleet/8"), op="publish", id=4))["ok"]
         assert server.hub.log.tail == head + 1
+
+
+async def test_sealed_messages_are_no_other(server: Server) -> None:
+    await server.maintenance.seal()
+    with await TcpPeer.connect(server, source=FAR) as peer:
+        await peer.send(request(1, 5))
+        assert await peer.delivers(1, 5) == HOLLOW
+    async with link_as(server, SOME) as peer:
+        got, _ = await peer.stream(op="read", id=2, first=1, last=5)
+    assert [message.payload for message in got] == READABLE
 
 
 class TestNames:

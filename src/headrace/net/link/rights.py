@@ -115,8 +115,10 @@ class LinkRights:
             case ask.HoldsRequest(name=name):
                 # A hold keeps messages for a reader, as a durable consumer's place does.
                 self._check(connection, Action.CONSUME if name else Action.ADMIN, name or "")
-            case ask.LostRequest():
+            case ask.LostRequest(reader=str()):
                 self._check_reads(connection, None)
+            case ask.LostRequest():
+                self._check(connection, Action.ADMIN)
             case ask.ServicesRequest(service=str(service)):
                 self._check(connection, Action.SERVICE, service)
                 if request.action == "list" and connection.principal.denies(Action.READ, service):
