@@ -152,6 +152,10 @@ class Ordeal:
     async def lose_power(self, number: int) -> None:
         """Cut a node's power, and start it again."""
         node = self.nodes[number]
+        if not self.alone and self.fsync != "always":
+            # If a majority had lost something, an operator would have to say what to do.
+            others = [each for each in self.nodes if each is not node]
+            await until("the others work", lambda: all(status(each)["mode"] == "WRK" for each in others))
         certain = await asyncio.to_thread(node.lose_power, self.random)
         self.ended(number)
         node.machine.heal()
