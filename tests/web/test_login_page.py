@@ -99,7 +99,24 @@ def test_what_a_reader_may_not_do_is_not_offered(page: Page, hub: HubProcess) ->
     log_in(page, "", TOKEN)
     expect(page.get_by_text("reader", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="Stream")).to_be_visible()
-    for hidden in ("Settings", "Connections", "Subscriptions", "Consumers"):
+    for hidden in ("Settings", "Connections", "Subscriptions", "Consumers", "Cluster"):
         expect(page.get_by_role("link", name=hidden, exact=True)).to_be_hidden()
     expect(page.get_by_text("Publish a message")).to_be_hidden()
     keep(page, "reader")
+    # The pages that are left work with what a reader is told.
+    for name in ("Overview", "Services"):
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+        expect(page.locator("#connection")).to_have_text("live")
+        keep(page, f"reader-{name}")
+
+
+def test_a_hub_that_is_open_to_everyone_says_so(page: Page, tmp_path: Path) -> None:
+    with HubProcess.start(tmp_path, "listen.spp=0.0.0.0:0", options=("--insecure",)) as hub:
+        page.goto(f"http://{hub.doors['http']}/")
+        expect(page.get_by_role("alert").filter(has_text="everyone who reaches spp")).to_be_visible()
+        # Nobody needs to log in there, and nobody is asked to.
+        expect(page.get_by_role("link", name="Log in")).to_be_hidden()
+        expect(page.get_by_role("link", name="Settings")).to_be_visible()
+        page.goto("about:blank")
+    assert "insecure: everyone who reaches spp" in hub.stderr

@@ -16,7 +16,7 @@ from headrace.hub.access.authentication import (
     Verdict,
 )
 from headrace.hub.access.used_tokens import UsedToken, UsedTokens
-from headrace.wire.sdk.auth import Auth, Digest, sign
+from headrace.wire.sdk.auth import Auth, Digest, is_signed, sign
 
 CLIENT = bytes(range(12))
 NOW = 1_700_000_000.0
@@ -160,6 +160,20 @@ class TestRestarts:
         after = Authentication(clients, required=True, signed_after=NOW)
         assert after.judge(proof(NOW), NOW).denied is Denied.EARLIER
         assert after.judge(proof(NOW + 1), NOW).denied is None
+
+
+def test_unknown_and_wrong_take_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def counting(auth: Auth, key: bytes, *, allow_sha1: bool = False) -> bool:
+        done.append(len(key))
+        return is_signed(auth, key, allow_sha1=allow_sha1)
+
+    monkeypatch.setattr("headrace.hub.access.authentication.is_signed", counting)
+    for client in (CLIENT, bytes(12)):
+        for challenge in (None, "log/7"):
+            authentication().judge(proof(key=b"guess", client=client), NOW, challenge=challenge)
+    assert len(done) == 4
 
 
 class TestFailures:

@@ -6,7 +6,7 @@ from typing import Final
 
 from headrace.hub.access.principal import Action, Principal
 
-SHOWN_TO_ALL: Final = ("version", "log", "first", "head", "tail", "node", "mode", "uptime")
+SHOWN_TO_ALL: Final = ("version", "log", "first", "head", "tail", "node", "mode", "uptime", "insecure")
 """Facts for whoever may not see how the hub and its other clients are doing."""
 
 

@@ -14,7 +14,7 @@ import topics from "./topics.js";
 
 const pages = { overview, stream, topics, services, consumers, subscriptions, connections, cluster, pipeline, settings };
 // The right that a page needs as a whole.
-const needs = { topics: "admin", consumers: "admin", subscriptions: "admin", connections: "admin", settings: "admin" };
+const needs = { topics: "admin", consumers: "admin", subscriptions: "admin", connections: "admin", cluster: "admin", pipeline: "admin", settings: "admin" };
 const main = document.getElementById("main");
 const links = {};
 let close = () => {};

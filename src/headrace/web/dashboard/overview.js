@@ -44,6 +44,14 @@ export default {
       trouble.update(times, series(recent, ({ refused, repaired, skipped, conflated }) => ({ refused, repaired, skipped, conflated })));
       disk.update(times, { bytes: recent.map((sample) => sample.bytes) });
       if (!status) return;
+      const mode = MODES[status.mode] ?? status.mode;
+      if (!status.disk) {
+        // Without the right admin, a principal is told nothing of how the hub and its other clients are doing.
+        doors.hidden = counts.hidden = true;
+        show(facts, fact("Head of the sequence", count(status.head)), fact("Mode", mode, status.node.name, status.mode === "ERR" ? "bad" : ""),
+          fact("Up", span(status.uptime), `version ${status.version}`));
+        return;
+      }
       const kept = status.head - status.first + 1;
       const [slowest, lag] = furthest(status);
       show(facts,
@@ -53,7 +61,7 @@ export default {
         fact("Kept", count(kept), `${bytes(status.disk.bytes)} in ${plural(status.disk.segments, "segment")}`),
         fact("Furthest behind", `${lag.behind_exact ? "" : "≤ "}${count(lag.behind)}`, slowest, lag.behind > 1e6 ? "wary" : ""),
         fact("Connections", count(status.connections)),
-        fact("Mode", MODES[status.mode] ?? status.mode, `${status.node.name}, ${MEANINGS[status.mode] ?? ""}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
+        fact("Mode", mode, `${status.node.name}, ${MEANINGS[status.mode] ?? ""}, fsync ${status.fsync}`, status.mode === "ERR" ? "bad" : ""),
         fact("Up", span(status.uptime), `version ${status.version}`));
       show(warnings,
         status.head === 0 && !status.upstream ? h("section", { class: "sheet", "aria-label": "Begin" }, empty("Nothing has been published yet. A first message, from a terminal:", "headrace pub 'hello, world' --topic greetings"),
