@@ -106,9 +106,11 @@ _MARKED_BY_FIXTURE = {"spark": pytest.mark.spark, "browser": pytest.mark.browser
 _THOROUGH = tuple(
     f"tests/{place}"
     for place in (
+        "attacks/",
         "deploy/",
         "docs/test_examples.py",
         "docs/test_walks.py",
+        "faults/",
         "fuzz/",
         "hub/test_chain.py",
         "log/damage/",
