@@ -29,6 +29,14 @@ def keys_of(settings: Settings) -> Mapping[str, Secret]:
     return keys
 
 
+def key_of_client(settings: Settings, client_id: str) -> Secret | None:
+    """Return the key of a client id, a principal's or one of ``auth.clients``."""
+    for name, entry in settings.access.items():
+        if entry.client_id == client_id.lower():
+            return keys_of(settings).get(name)
+    return settings.auth.clients.get(client_id.lower())
+
+
 def key_files(settings: Settings) -> list[Path]:
     """Return the files that :func:`keys_of` reads, and that of the first client."""
     first = settings.auth.first_key

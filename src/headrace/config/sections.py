@@ -384,7 +384,7 @@ class Node:
     upstream_client: str = setting(
         text(0, 24),
         "",
-        "The client id, one of `auth.clients`, with which a frontend authenticates to its upstream hub.",
+        "The client id, of `auth.clients` or of a principal, with which a frontend authenticates to its upstream hub.",
         shown="none",
     )
     upstream_translated: bool = setting(
@@ -515,6 +515,11 @@ class Limits:
         memory_share,
         "Bytes of memory past which publishers wait and new connections are refused.",
         shown="three quarters of the machine's memory, or of what its control group may have",
+    )
+    poll_seconds: float = setting(
+        seconds(0.01),
+        4.0,
+        "How long a read of a stream over HTTP waits for something new (`live=long-poll`).",
     )
     handshake_seconds: float = setting(
         seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."

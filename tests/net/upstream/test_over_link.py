@@ -541,6 +541,10 @@ class TestLost:
             sets = (f"auth.clients.{who}={key}", f"node.upstream_client={who}")
             async with frontend(tmp_path / "front", backbone, *sets) as front:
                 await until(lambda: front.problem is None)
+            # As a principal that it has in its own settings, too.
+            sets = (f"access.up.client_id={who}", f"access.up.key={key}", f"node.upstream_client={who}")
+            async with frontend(tmp_path / "front", backbone, *sets) as front:
+                await until(lambda: front.problem is None)
 
 
 class TestPass:

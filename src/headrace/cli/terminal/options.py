@@ -18,7 +18,7 @@ from headrace.cli.terminal.exits import DEBUG_VARIABLE
 from headrace.config import DOORS, Settings, load
 from headrace.config.first_key import KEY as FIRST_KEY
 from headrace.config.first_key import read_first_key
-from headrace.config.key_files import keys_of
+from headrace.config.key_files import key_of_client
 from headrace.config.settings import find
 from headrace.config.sources import CA_VARIABLE, CLIENT_VARIABLE, KEY_VARIABLE, PIN_VARIABLE, variable_of
 from headrace.errors import UsageError
@@ -235,11 +235,7 @@ def find_key(client_id: str, settings: Settings | None = None) -> str | None:
     """Find a client's key, in the environment or in the settings."""
     if given := os.environ.get(KEY_VARIABLE):
         return given
-    settings = settings or load_settings()
-    known = settings.auth.clients.get(client_id.lower())
-    for name, entry in settings.access.items():
-        if entry.client_id == client_id.lower():
-            known = keys_of(settings).get(name)
+    known = key_of_client(settings or load_settings(), client_id)
     return None if known is None else known.reveal()
 
 

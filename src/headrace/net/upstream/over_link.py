@@ -21,6 +21,7 @@ from headrace.client.link.connection import LinkDialer, Sign, link_plan
 from headrace.client.link.requests import Inbox, LinkSession, LostTubeError, check
 from headrace.client.reconnect import dial_hosts, redial
 from headrace.config import Address, Settings
+from headrace.config.key_files import key_of_client
 from headrace.errors import (
     ConfigError,
     HeadraceError,
@@ -264,13 +265,13 @@ class TubeUpstream:
         client_id = self._settings.node.upstream_client
         if not client_id:
             return None
-        key = self._settings.auth.clients.get(client_id.lower())
+        key = key_of_client(self._settings, client_id)
         if key is None:
             raise ConfigError(
                 "node.upstream_client",
                 client_id,
                 source=self._settings.source("node.upstream_client"),
-                expected="one of auth.clients",
+                expected="one of auth.clients, or the client_id of a principal",
             )
         return signer(client_id, key.reveal())
 
