@@ -112,6 +112,16 @@ class TestNormalOrder:
         assert one.synced(0, 3, 0.3) == []
         assert PrepareOk(2, 2) in bodies(one.synced(1, 2, 0.4))
 
+    def test_a_snapshot_from_after_the_views_start_is_of_the_same_history(self) -> None:
+        """The node began anew behind it, and enters the view that it was taken in."""
+        history = History([(1, 1), (2, 26)])
+        one = replica(10, tail=28, view=2, commit=28, history=history)
+        assert one.start(0.0)
+        effects = one.receive(30, StartView(2, 25, 28), told(history), 0.1)
+        assert only(effects, Halt) == only(effects, CutBack) == []
+        assert (one.state.status, one.state.tail) == (Status.NORMAL, 28)
+        assert PrepareOk(2, 28) in bodies(effects)
+
     def test_synced_counts_where_synced_is_asked_for(self) -> None:
         one = primary(synced_only=True)
         assert one.appended(1, 2, 0.0) == [Sync(0, 2), Broadcast(Prepare(4, 1, 2, 0))]

@@ -68,7 +68,11 @@ class CatchUp:
         """Make this log the same as another; False if the histories do not reach back to where they part."""
         state = self._state
         self.cancel()
-        agreed = state.history.upto(state.tail).agreement(state.tail, history, target.last)
+        mine = state.history.upto(state.tail)
+        agreed = mine.agreement(state.tail, history, target.last)
+        if agreed == target.last and mine.spans and mine.spans[-1] == (target.view, target.last + 1):
+            # It began anew behind a snapshot that was taken in this very view: all of its log is the view's.
+            agreed = state.tail
         if agreed is None:
             if state.voter:
                 return False

@@ -417,18 +417,16 @@ class ReplicaDriver:
             finally:
                 self._following = False
 
-        def joined(stored: StoredState | None) -> None:
-            self.stored = stored
-            followed()
-
         def join(uuid: UUID) -> StoredState | None:
             log.adopt(uuid)
-            kept = None if stored is None else remember(log, stored.state)
-            log.append(appended)
-            return kept
+            return None if stored is None else remember(log, stored.state)
+
+        def joined(stored: StoredState | None) -> None:
+            self.stored = stored
 
         if uuid is not None and uuid != log.uuid:
             if self._is_ours(uuid):
+                self._queue.appendleft((Append(first, last), batches, uuid))
                 self._step(partial(join, uuid), joined)
         elif self._disk.must_wait:
             self._step(partial(log.append, appended), followed)
