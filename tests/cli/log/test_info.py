@@ -31,7 +31,10 @@ def test_json(run: Run, tmp_path: Path) -> None:
     assert (
         sealed["message_bytes"] + sealed["entry_bytes"]
         == sealed["bytes"]
-        == sum((directory / f"0000000000000001.{suffix}").stat().st_size for suffix in ("arrow", "entries"))
+        == sum(
+            (directory / f"0000000000000001.{suffix}").stat().st_size
+            for suffix in ("arrow", "entries", "topics")
+        )
     )
     assert tail["message_bytes"] == tail["bytes"] == (directory / "0000000000000005.open").stat().st_size
     for each in (facts, sealed):
