@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.certificates import Authority
 from tests.net.raw import running_hub
 
 from headrace import web
@@ -73,6 +75,37 @@ async def test_a_session_lasts_until_it_is_logged_out(browser: aiohttp.ClientSes
     assert await status_of(browser) == 401
     # The cookie itself is worth nothing now, whoever has kept it.
     assert await status_of(browser, cookies=cookies) == 401
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_behind_a_proxy_that_ends_tls_the_cookie_is_secure(tmp_path: Path, trusted: bool) -> None:
+    sets = (*SETS, "limits.proxies=127.0.0.0/8") if trusted else SETS
+    headers = {**OURS, "Forwarded": "for=203.0.113.7;proto=https"}
+    async with (
+        running_hub(tmp_path, *sets, http=web.start) as server,
+        aiohttp.ClientSession(f"http://{server.doors['http']}") as http,
+    ):
+        async with http.post("/login", json={"token": TOKEN}, headers=headers) as answer:
+            said = answer.headers["Set-Cookie"]
+        assert said.startswith("__Host-headrace-session=" if trusted else "headrace-session=")
+        assert ("Secure" in said) is trusted
+        cookie = said.partition(";")[0]
+        assert await status_of(http, headers={**headers, "Cookie": cookie}) == 200
+
+
+async def test_under_tls_the_cookie_is_secure(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate = authority.sign("localhost")
+    trust = ssl.create_default_context(cafile=authority.ca)
+    async with running_hub(tmp_path, *SETS, *certificate.settings(), http=web.start) as server:
+        where = f"https://localhost:{server.doors['http'].rpartition(':')[2]}"
+        async with (
+            aiohttp.ClientSession(where, connector=aiohttp.TCPConnector(ssl=trust)) as http,
+            http.post("/login", json={"token": TOKEN}, headers=OURS) as answer,
+        ):
+            said = answer.headers["Set-Cookie"]
+    assert said.startswith("__Host-headrace-session=")
+    assert "Secure" in said
 
 
 async def test_who_may_read_a_little_may_do_no_more(guarded: Server, browser: aiohttp.ClientSession) -> None:

@@ -37,6 +37,22 @@ def origin_of(headers: Sequence[str], peer: str, proxies: Container[str]) -> str
     return origin
 
 
+def came_by_tls(headers: Sequence[str], peer: str, proxies: Container[str]) -> bool:
+    """Whether a proxy of ours, ``peer``, got a request by TLS from whoever is none of ours.
+
+    >>> came_by_tls(["for=203.0.113.7;proto=https"], "10.0.0.1", ["10.0.0.1"])
+    True
+    >>> came_by_tls(["for=203.0.113.7;proto=https"], "203.0.113.7", ["10.0.0.1"])
+    False
+    """
+    origin, scheme = peer, ""
+    for element in reversed(_elements(", ".join(headers))):
+        if origin not in proxies:
+            break
+        origin, scheme = _address(element.get("for", "")), element.get("proto", "")
+    return scheme.lower() == "https"
+
+
 def _elements(header: str) -> list[dict[str, str]]:
     """Split the header into its elements, each with its pairs of names and values."""
     elements: list[dict[str, str]] = [{}]

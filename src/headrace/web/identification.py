@@ -19,6 +19,7 @@ from aiohttp import hdrs, web
 from headrace.hub.access.principal import Principal
 from headrace.net.server.process import Server
 from headrace.net.server.tls import certificate_names
+from headrace.web.forwarded import came_by_tls
 from headrace.web.refusals import refusal
 from headrace.web.sessions import Sessions
 
@@ -56,7 +57,7 @@ class Identification:
                 return self.by_key(request, name, key) or principals.anonymous
             case _:
                 return principals.anonymous
-        if (cookie := request.cookies.get(cookie_name(request))) is not None:
+        if (cookie := request.cookies.get(self.cookie_name(request))) is not None:
             found = self.sessions.find(cookie, principals, monotonic())
             if found is not None:
                 return found
@@ -76,6 +77,18 @@ class Identification:
         right = hmac.compare_digest(_hashed(known.reveal() if known else "unknown"), _hashed(key))
         found = self._server.access.principals.of_client_id(client) if known is not None and right else None
         return self._noted(request, client, found)
+
+    def is_secure(self, request: web.Request) -> bool:
+        """Whether a request came by TLS, to the hub or to a proxy of ``limits.proxies``."""
+        if request.secure or request.transport is None:
+            return request.secure
+        peer = request.transport.get_extra_info("peername")
+        headers = request.headers.getall("Forwarded", ())
+        return bool(headers) and came_by_tls(headers, peer[0], self._server.entrance.proxies)
+
+    def cookie_name(self, request: web.Request) -> str:
+        """Return the name of the session's cookie."""
+        return COOKIE_UNDER_TLS if self.is_secure(request) else COOKIE
 
     def _by_certificate(self, request: web.Request) -> Principal:
         transport = request.transport
@@ -100,16 +113,6 @@ class Identification:
         else:
             attempts.succeeded(who, str(request.remote))
         return found
-
-
-def is_secure(request: web.Request) -> bool:
-    """Whether a request came by TLS."""
-    return request.transport is not None and request.transport.get_extra_info("ssl_object") is not None
-
-
-def cookie_name(request: web.Request) -> str:
-    """Return the name of the session's cookie."""
-    return COOKIE_UNDER_TLS if is_secure(request) else COOKIE
 
 
 def _hashed(text: str) -> bytes:

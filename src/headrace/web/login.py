@@ -16,7 +16,7 @@ from aiohttp import web
 
 from headrace.hub.access.principal import Action
 from headrace.net.server.process import Server
-from headrace.web.identification import Identification, cookie_name, is_secure
+from headrace.web.identification import Identification
 from headrace.web.refusals import refusal
 from headrace.web.rights import principal_of
 from headrace.web.sessions import LONGEST_SECONDS
@@ -72,12 +72,12 @@ class Login:
         self._forget(request)
         answer = _json({"name": found.name})
         answer.set_cookie(
-            cookie_name(request),
+            self._identification.cookie_name(request),
             self._identification.sessions.begin(found, monotonic()),
             max_age=int(LONGEST_SECONDS),
             httponly=True,
             samesite="Strict",
-            secure=is_secure(request),
+            secure=self._identification.is_secure(request),
             path="/",
         )
         return answer
@@ -85,7 +85,11 @@ class Login:
     async def _log_out(self, request: web.Request) -> web.Response:
         self._forget(request)
         answer = _json({})
-        answer.del_cookie(cookie_name(request), path="/", secure=is_secure(request))
+        answer.del_cookie(
+            self._identification.cookie_name(request),
+            path="/",
+            secure=self._identification.is_secure(request),
+        )
         return answer
 
     async def _me(self, request: web.Request) -> web.Response:
@@ -94,14 +98,14 @@ class Login:
             {
                 "name": me.name,
                 "anonymous": me.anonymous,
-                "session": cookie_name(request) in request.cookies and not me.anonymous,
+                "session": self._identification.cookie_name(request) in request.cookies and not me.anonymous,
                 "login": self._server.authentication.useful,
                 "may": {action.value: me.may_something(action) for action in Action},
             }
         )
 
     def _forget(self, request: web.Request) -> None:
-        if (cookie := request.cookies.get(cookie_name(request))) is not None:
+        if (cookie := request.cookies.get(self._identification.cookie_name(request))) is not None:
             self._identification.sessions.end(cookie)
 
 
