@@ -146,7 +146,7 @@ class Process:
             self.loop.call_later(self.world.random.uniform(0, 0.1), self._dial, peer)
         if self.settings.log.fsync == "interval":
             self.loop.call_later(self.settings.log.fsync_interval, self._sync)
-        self.loop.call_later(0.1, self._look)
+        self.loop.call_later(0.2, self._look)
 
     def end(self) -> None:
         """Be killed: nothing is written any more, and connections break."""
@@ -217,7 +217,7 @@ class Process:
         if self.cluster.beginning_anew.is_set():
             self.world.begins_anew(self.node)
         else:
-            self.loop.call_later(0.1, self._look)
+            self.loop.call_later(0.2, self._look)
 
     # Connections
 

@@ -197,9 +197,14 @@ class World:
         """Whether a node may lose something: fewer than a majority may at a time."""
         for each in self.nodes:
             process = each.process
-            if process is not None and process.driver.replica is not None:
-                state = process.driver.replica.state
-                votes = state.voter and state.status is Status.NORMAL
+            if (
+                process is not None
+                and process.driver.replica is not None
+                and process.driver.stored is not None
+            ):
+                state, stored = process.driver.replica.state, process.driver.stored.state
+                # What is not stored yet may never be.
+                votes = state.voter and stored.voter and state.status is Status.NORMAL
                 each.whole = (each.whole or votes) and not each.doomed
         lost = sum(not other.whole for other in self.nodes if other is not node)
         return lost < self.ordeal.size - self.ordeal.size // 2 - 1
