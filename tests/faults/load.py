@@ -90,6 +90,8 @@ class Load:
                 self.publish_by(self._link_publisher(f"roaming{number}", hosts, None))
             self.publish_by(self._push(f"push{number}", node))
             self.publish_by(self._watch(node))
+        for rival in range(2):
+            self.publish_by(self._rival(rival, self.nodes[rival % len(self.nodes)]))
         self.publish_by(self._post(self.nodes[0]))
         self.publish_by(self._send_datagrams(self.nodes[-1]))
         self.read(self._before)
@@ -214,6 +216,31 @@ class Load:
                     self.history.acknowledged(op, answer.first, answer.last, called)
                     self.acknowledged += len(payloads)
                 await asyncio.sleep(self.random.choice((0.002, 0.01, 0.03)) * self.pace)
+
+    async def _rival(self, number: int, node: Doors) -> None:
+        """Publish under a name that another one uses, too: who opens it last fences the other, who opens it again."""
+        count = openings = 0
+        async with closing(await _link(node.tube)) as link:
+            while not self.stopping:
+                openings += 1
+                label = f"rival{number}.{openings}"
+                publisher = link.publisher("rivals")
+                fenced = False
+                while not self.stopping and not fenced:
+                    payloads = self.payloads(label, count, 2)
+                    count += len(payloads)
+                    op = self.history.invoked(label, payloads)
+                    try:
+                        answer = await publisher.publish(payloads, topic="faults/rivals")
+                    except RefusedError as error:
+                        fenced = error.code == "fenced"
+                        self.history.failed(op, error.code, refused=error.code in _CERTAIN)
+                    except HeadraceError as error:
+                        self.history.failed(op, str(error))
+                    else:
+                        self.history.acknowledged(op, answer.first, answer.last)
+                        self.acknowledged += len(payloads)
+                    await asyncio.sleep(self.random.choice((0.02, 0.05)) * self.pace)
 
     async def _post(self, node: Doors) -> None:
         """Publish by HTTP. A post that times out may be taken after the next one, so each is a publisher of its own."""
