@@ -12,6 +12,7 @@ from headrace.hub.routing.matcher_ring import MatcherRing
 from headrace.hub.routing.subscriptions import Subscriptions
 from headrace.hub.services.objects import Services
 from headrace.hub.state import HubState
+from headrace.hub.streams.streams import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class StateParts:
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
     matchers: MatcherRing = field(default_factory=MatcherRing)
     losses: LostRanges = field(default_factory=LostRanges)
+    streams: Streams = field(default_factory=Streams)
 
     def state(self) -> HubState:
         """Make the state that consists of them."""

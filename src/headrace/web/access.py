@@ -4,7 +4,8 @@
 - Under ``auth.required`` everything else needs somebody who is known (:mod:`headrace.web.identification`): by a session
   of the login page, a bearer token, HTTP Basic with a client id and its key, or a certificate. (The old clients'
   ``/sdk/sub/preauth`` has its own rule.)
-- A request that changes something needs the header ``X-Headrace``, which a foreign web page cannot send.
+- A request that changes something needs the header ``X-Headrace``, which a foreign web page cannot send. Under
+  ``/v1/``, where a public protocol is spoken, a page of another origin is refused unless ``auth.origins`` names it.
 - A door on the loopback interface answers only requests to a loopback name: a foreign page whose name resolves to it
   (DNS rebinding) gets nothing.
 """
@@ -24,6 +25,11 @@ from headrace.web.rights import check_path, set_principal
 
 OURS: Final = "X-Headrace"
 """A header that browsers let only our own pages send: requests that change something must carry it."""
+
+STREAMS: Final = "/v1/"
+"""Where any client may write without our header: the protocol there is a public one."""
+
+GUARDED: Final = ("/api/", STREAMS)
 
 OPEN: Final = ("/healthz", "/readyz", "/metrics", "/sdk/sub/preauth")
 
@@ -62,8 +68,8 @@ class AccessCheck:
             raise refusal(web.HTTPBadRequest, f"the header Host is no address: {error}") from None
         if not named:
             raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
-        if request.method not in _SAFE and OURS not in request.headers:
-            raise refusal(web.HTTPForbidden, f"send the header {OURS}: 1 with requests that change something")
+        if request.method not in _SAFE:
+            self._check_origin(request)
         principal = self._identification.principal_of(request)
         if self._guarded(request.path) and not principal.known:
             self._server.access.turned_away("http", str(request.remote), principal.name, "unknown")
@@ -82,7 +88,23 @@ class AccessCheck:
         return await handler(request)
 
     def _guarded(self, path: str) -> bool:
-        return self._server.settings.auth.required and path.startswith("/api/") and path not in OPEN
+        return self._server.settings.auth.required and path.startswith(GUARDED) and path not in OPEN
+
+    def _check_origin(self, request: web.Request) -> None:
+        """Refuse what a foreign web page has a browser send."""
+        if not request.path.startswith(STREAMS):
+            if OURS not in request.headers:
+                raise refusal(
+                    web.HTTPForbidden, f"send the header {OURS}: 1 with requests that change something"
+                )
+            return
+        # Whoever is no browser sends no origin; a page's own origin is the hub's, or one that the settings name.
+        origin = request.headers.get(hdrs.ORIGIN)
+        own = f"{request.scheme}://{request.host}"
+        if origin is not None and origin != own and origin not in self._server.settings.auth.origins:
+            raise refusal(
+                web.HTTPForbidden, f"{origin} is not among auth.origins: its pages may not write here"
+            )
 
     def _called_by_its_name(self, request: web.Request) -> bool:
         transport = request.transport

@@ -29,6 +29,7 @@ from headrace.web.login import Login
 from headrace.web.operations import Operations
 from headrace.web.refusals import refusal
 from headrace.web.sessions import Sessions
+from headrace.web.streams.door import StreamDoor
 
 MAX_CONNECTIONS: Final = 128
 """Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
@@ -318,7 +319,7 @@ def application(server: Server, connections: _Connections) -> web.Application:
         return preauth.answer(server, request)
 
     identification = Identification(server, Sessions())
-    api = Api(server)
+    api, streams = Api(server), StreamDoor(server)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),
         middlewares=[connections.count, AccessCheck(server, identification).check],
@@ -329,6 +330,7 @@ def application(server: Server, connections: _Connections) -> web.Application:
             *Login(server, identification).routes(),
             *api.routes(),
             *Operations(server).routes(),
+            *streams.routes(),
             web.get("/metrics", show_metrics),
             web.get("/healthz", health),
             web.get("/readyz", readiness),
@@ -338,4 +340,5 @@ def application(server: Server, connections: _Connections) -> web.Application:
     app.on_response_prepare.append(add_headers)
     app.on_startup.append(api.start)
     app.on_shutdown.append(api.stop)
+    app.on_shutdown.append(streams.stop)
     return app

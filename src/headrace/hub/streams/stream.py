@@ -1,0 +1,144 @@
+"""One stream: a topic with a content type, an end and an age.
+
+The messages of a stream are those of its topic, after the message at which it was created. A **fork** has those of its
+source up to some place, and then its own; nothing is copied. An append over HTTP is a message; an entry beside it keeps
+what the protocol wants to be remembered of it: the producer's number, the writer's sequence, that it was the last.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from headrace.message import MAX_SEQUENCE
+
+MAX_PRODUCERS: Final = 1024
+"""Producers of one stream. No limit here is a setting: the state must depend on the log alone."""
+
+MAX_TEXT: Final = 255
+"""Characters of a content type, of a producer's id and of a writer's sequence."""
+
+MAX_SAFE: Final = (1 << 53) - 1
+"""The largest number that every client of the protocol can hold."""
+
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Micros = Annotated[int, Meta(ge=0, le=1 << 62)]
+Count = Annotated[int, Meta(ge=0, le=MAX_SAFE)]
+Seq = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)]
+
+
+class Range(NamedTuple):
+    """Messages of a topic: those after ``after``, up to ``upto``."""
+
+    topic: str
+    after: int
+    upto: int
+
+
+class ForkOrigin(msgspec.Struct, frozen=True, array_like=True):
+    """Where a fork left its source, as it was asked for."""
+
+    topic: str
+    upto: Seq
+    part: Count = 0
+    """Bytes, or JSON values, of the message after ``upto`` that the fork has too."""
+
+
+class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a stream was created with: creating it again with the same is no error."""
+
+    content_type: Text
+    ttl: Count | None = None
+    """Seconds without a read or an append after which it expires."""
+    expires: Micros | None = None
+    """When it expires in any case, in µs since 1970."""
+    closed: bool = False
+    """Whether it was to have no more than its first content; an append right after closes it."""
+    fork: ForkOrigin | None = None
+
+    @property
+    def media_type(self) -> str:
+        """The content type without its parameters."""
+        return media_type(self.content_type)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the stream is a sequence of JSON values."""
+        return self.media_type == "application/json"
+
+    def agrees(self, other: Shape) -> bool:
+        """Whether creating with ``other`` is the same."""
+        mine, theirs = (msgspec.structs.replace(each, content_type=each.media_type) for each in (self, other))
+        return mine == theirs
+
+
+class Producer(NamedTuple):
+    """The newest append of one producer."""
+
+    epoch: int
+    seq: int
+
+
+class ProducerAppend(msgspec.Struct, frozen=True, array_like=True):
+    """What a producer says of an append."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+    epoch: Count
+    seq: Count
+
+
+class Stream(msgspec.Struct):
+    """One stream, as the state keeps it."""
+
+    topic: str
+    id: int
+    """The log's position of the entry that created it: no other stream ever has the same."""
+    shape: Shape
+    start: int
+    """Its own messages come after this one."""
+    tail: int
+    """Its newest message, or where it started."""
+    touched: int
+    """When it was last read or appended to, in µs, as far as that matters to its age."""
+    closed: bool = False
+    closer: ProducerAppend | None = None
+    """The producer's append that closed it."""
+    writer: str | None = None
+    """The newest sequence of its writers."""
+    producers: dict[str, Producer] = {}
+    inherited: list[Range] = []
+    source: int = 0
+    """The id of the stream that it was forked from."""
+    forks: int = 0
+    deleted: bool = False
+    """Whether it is only kept for its forks."""
+
+    def is_expired(self, now: int) -> bool:
+        """Whether its time is over."""
+        shape = self.shape
+        if shape.expires is not None and now >= shape.expires:
+            return True
+        return shape.ttl is not None and now >= self.touched + shape.ttl * 1_000_000
+
+    def ranges(self) -> list[Range]:
+        """Return where its messages are, in order."""
+        return [*self.inherited, Range(self.topic, self.start, self.tail)]
+
+    def ranges_until(self, upto: int) -> list[Range]:
+        """Return where its messages up to ``upto`` are."""
+        return [
+            Range(topic, after, min(last, upto))
+            for topic, after, last in self.ranges()
+            if min(last, upto) > after
+        ]
+
+
+def media_type(content_type: str) -> str:
+    """Return a content type without its parameters.
+
+    >>> media_type("Application/JSON; charset=utf-8")
+    'application/json'
+    """
+    return content_type.partition(";")[0].strip().lower()

@@ -1,0 +1,584 @@
+"""The handlers of ``/v1/stream/TOPIC``, as the Durable Streams protocol has them, and of ``/v1/publish/TOPIC``.
+
+An append is a message of the one sequence, and its offset is its number, so what other doors publish on a topic stands
+in its stream. A topic that has messages is a stream, though nobody created it: of bytes, open, without an end.
+
+Appends that depend on what was before (a producer's, a writer's, one that closes) wait for one another, stream by
+stream: each is judged by a state that has the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from time import time
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import msgspec
+from aiohttp import hdrs, web
+
+from headrace.errors import FullError, StorageError
+from headrace.hub.access.principal import Action
+from headrace.hub.streams import streams as entries
+from headrace.hub.streams.stream import ForkOrigin, ProducerAppend, Shape, Stream, media_type
+from headrace.hub.streams.streams import Appended
+from headrace.message import Batch, Run, envelope_rows, map_column
+from headrace.net.server.process import Server
+from headrace.protocols import HTTP
+from headrace.web.refusals import refusal
+from headrace.web.rights import check
+from headrace.web.streams.bodies import event_lines, is_encoded, joined, json_values
+from headrace.web.streams.offsets import next_cursor, write_offset
+from headrace.web.streams.reading import Page, StreamReader
+from headrace.web.streams.requests import (
+    DEFAULT_TYPE,
+    PREFIX,
+    ForkRequest,
+    ReadRequest,
+    bad,
+    closes,
+    fork_of,
+    producer_of,
+    read_of,
+    shape_of,
+    topic_of,
+    writer_of,
+)
+
+PUBLISH: Final = "/v1/publish/"
+
+_COMMIT_SECONDS: Final = 10.0
+_EVENTS_SECONDS: Final = 60.0
+"""Seconds after which a stream of events ends, so that a proxy can join its readers; they come back by themselves."""
+
+_TOUCH_SHARE: Final = 10
+"""A stream is made younger by a read once a tenth of its time has passed: not every read is an entry of the log."""
+
+_ATTRIBUTE: Final = "headrace-attr-"
+_ALLOWED: Final = (
+    "authorization, content-type, if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed,"
+    " stream-forked-from, stream-fork-offset, stream-fork-sub-offset, producer-id, producer-epoch, producer-seq"
+)
+_EXPOSED: Final = (
+    "etag, location, stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl,"
+    " stream-expires-at, stream-sse-data-encoding, producer-epoch, producer-seq, producer-expected-seq,"
+    " producer-received-seq"
+)
+
+
+class StreamDoor:
+    """The streams of one hub over HTTP."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._streams = server.parts.streams
+        self._reader = StreamReader(server)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._stopping = asyncio.Event()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the handlers."""
+        path = PREFIX + "{topic:.+}"
+        return [
+            web.put(path, self._put),
+            web.post(path, self._post),
+            web.get(path, self._get, allow_head=False),
+            web.head(path, self._head),
+            web.delete(path, self._delete),
+            web.options(path, self._options),
+            web.post(PUBLISH + "{topic:.*}", self._publish),
+            web.options(PUBLISH + "{topic:.*}", self._options),
+        ]
+
+    async def stop(self, _app: web.Application) -> None:
+        """End the reads that wait."""
+        self._stopping.set()
+
+    # Creating, deleting, describing
+
+    async def _put(self, request: web.Request) -> web.Response:
+        topic = topic_of(request.path)
+        check(self._server.access, request, Action.PUBLISH, topic)
+        asked, body = fork_of(request), await request.read()
+        async with self._turn(topic):
+            now = _now()
+            known = self._live(topic, now)
+            if known is not None and known.deleted:
+                raise _problem(409, "the stream is deleted, and kept for its forks")
+            if known is None:
+                await self._create(request, topic, asked, body, now)
+                known = self._live(topic, _now())
+                if known is None:
+                    raise refusal(web.HTTPTooManyRequests, "there are too many streams")
+                return self._described(request, known, 201)
+            source = None if asked is None else self._source(asked, now)
+            fork = None if asked is None else self._place(asked, source, known)
+            if not known.shape.agrees(shape_of(request, fork, None if source is None else source.shape)):
+                raise _problem(409, "the stream exists with another configuration")
+            return self._described(request, known, 200)
+
+    async def _create(
+        self, request: web.Request, topic: str, asked: ForkRequest | None, body: bytes, now: int
+    ) -> None:
+        source = None if asked is None else self._source(asked, now)
+        fork, prefix = None, b""
+        if asked is not None and source is not None:
+            check(self._server.access, request, Action.READ, asked.topic)
+            fork = self._place(asked, source, None)
+            if fork.part:
+                prefix = await self._part(source, fork)
+        shape = shape_of(request, fork, None if source is None else source.shape)
+        if source is not None and shape.media_type != source.shape.media_type:
+            raise _problem(409, f"the source is a stream of {source.shape.media_type}")
+        batches = [entries.create(topic, shape, now)]
+        if prefix:
+            batches.append(self._message(request, topic, prefix))
+        if body and not (shape.is_json and not _checked_json(body)):
+            batches.append(self._message(request, topic, body))
+        if shape.closed:
+            batches.append(entries.append(topic, Appended(closes=True), now))
+        await self._commit(batches)
+
+    def _source(self, asked: ForkRequest, now: int) -> Stream:
+        source = self._live(asked.topic, now)
+        if source is None:
+            raise _problem(404, f"there is no stream {asked.topic}")
+        if source.deleted:
+            raise _problem(409, f"the stream {asked.topic} is deleted")
+        return source
+
+    def _place(self, asked: ForkRequest, source: Stream | None, known: Stream | None) -> ForkOrigin:
+        """Return where a fork leaves its source; by default at the end it has, or had when the fork was made."""
+        upto = asked.upto
+        if upto is None:
+            before = None if known is None else known.shape.fork
+            upto = before.upto if before is not None else 0 if source is None else source.tail
+        elif source is not None and upto > source.tail:
+            raise bad("Stream-Fork-Offset is past the end of the source")
+        return ForkOrigin(asked.topic, upto, asked.part)
+
+    async def _part(self, source: Stream, fork: ForkOrigin) -> bytes:
+        """Return the beginning of the message after the place of a fork."""
+        page = await self._reader.read(source, fork.upto, most=1)
+        if not page.messages:
+            raise bad("Stream-Fork-Sub-Offset: nothing comes after Stream-Fork-Offset")
+        payload = page.messages[0].payload
+        if not source.shape.is_json:
+            if fork.part > len(payload):
+                raise bad(f"Stream-Fork-Sub-Offset: the append there has {len(payload)} bytes")
+            return payload[: fork.part]
+        values = json_values(payload)
+        if fork.part > len(values):
+            raise bad(f"Stream-Fork-Sub-Offset: the append there has {len(values)} values")
+        return b"[" + b",".join(bytes(value) for value in values[: fork.part]) + b"]"
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        topic = topic_of(request.path)
+        check(self._server.access, request, Action.PUBLISH, topic)
+        await self._existing(topic)
+        async with self._turn(topic):
+            now = _now()
+            # A topic that was a stream by its messages alone becomes one that can be deleted.
+            made = [] if self._streams.get(topic) else [entries.create(topic, Shape(DEFAULT_TYPE), now)]
+            await self._commit([*made, entries.delete(topic, now)])
+        return web.Response(status=204)
+
+    async def _head(self, request: web.Request) -> web.Response:
+        topic = topic_of(request.path)
+        check(self._server.access, request, Action.READ, topic)
+        return self._described(request, await self._existing(topic), 200)
+
+    def _described(self, request: web.Request, stream: Stream, status: int) -> web.Response:
+        shape = stream.shape
+        headers = {"Stream-Next-Offset": write_offset(stream.tail), "Cache-Control": "no-store"}
+        if status == 201:
+            headers["Location"] = str(request.url.with_query(None))
+        if shape.ttl is not None:
+            headers["Stream-TTL"] = str(shape.ttl)
+        if shape.expires is not None:
+            moment = datetime.fromtimestamp(shape.expires / 1e6, UTC)
+            headers["Stream-Expires-At"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if stream.closed:
+            headers["Stream-Closed"] = "true"
+        response = self._answer(request, status, headers)
+        response.headers[hdrs.CONTENT_TYPE] = shape.content_type
+        return response
+
+    # Appending
+
+    async def _post(self, request: web.Request) -> web.Response:
+        topic = topic_of(request.path)
+        check(self._server.access, request, Action.PUBLISH, topic)
+        producer, writer, closing = producer_of(request), writer_of(request), closes(request)
+        content_type = request.headers.get("Content-Type")
+        body = await request.read()
+        stream = await self._existing(topic)
+        if not body and not closing:
+            raise bad("an append has a body")
+        if body:
+            if content_type is None:
+                raise bad("say the Content-Type of what is appended")
+            if stream.id and media_type(content_type) != stream.shape.media_type:
+                raise _problem(409, f"this is a stream of {stream.shape.media_type}")
+            if stream.shape.is_json and not _checked_json(body):
+                raise bad("an empty array appends nothing")
+        if producer is None and writer is None and not closing and not stream.closed:
+            await self._commit([self._message(request, topic, body)])
+            return self._appended(request, await self._existing(topic), 204)
+        async with self._turn(topic):
+            return await self._append(request, topic, body, Appended(producer, writer, closing))
+
+    async def _append(self, request: web.Request, topic: str, body: bytes, append: Appended) -> web.Response:
+        """Append what depends on the appends before it."""
+        stream, producer = await self._existing(topic), append.producer
+        if producer is not None and self._is_repeat(stream, producer):
+            return self._appended(request, stream, 204, producer.id)
+        if stream.closed:
+            if not body and append.closes and producer is None:
+                return self._appended(request, stream, 204)
+            raise _problem(
+                409,
+                "the stream is closed",
+                {"Stream-Closed": "true", "Stream-Next-Offset": write_offset(stream.tail)},
+            )
+        if append.writer is not None and stream.writer is not None and append.writer <= stream.writer:
+            raise _problem(409, f"Stream-Seq {append.writer} is not above {stream.writer}")
+        now = _now()
+        batches = [] if stream.id else [entries.create(topic, stream.shape, now)]
+        if body:
+            batches.append(self._message(request, topic, body))
+        await self._commit([*batches, entries.append(topic, append, now)])
+        after = await self._existing(topic)
+        return self._appended(
+            request, after, 200 if producer and body else 204, producer.id if producer else ""
+        )
+
+    def _is_repeat(self, stream: Stream, given: ProducerAppend) -> bool:
+        """Whether a producer's append is there already; one that cannot be next is refused."""
+        known = stream.producers.get(given.id)
+        if known is None:
+            expected = 0
+        elif given.epoch < known.epoch:
+            raise _problem(
+                403, "a newer epoch of this producer is known", {"Producer-Epoch": str(known.epoch)}
+            )
+        elif given.epoch > known.epoch:
+            if given.seq != 0:
+                raise bad("a new epoch begins with Producer-Seq 0")
+            return False
+        else:
+            expected = known.seq + 1
+        if given.seq < expected:
+            return True
+        if given.seq > expected:
+            headers = {"Producer-Expected-Seq": str(expected), "Producer-Received-Seq": str(given.seq)}
+            raise _problem(409, f"Producer-Seq {given.seq} leaves out {expected}", headers)
+        return False
+
+    def _appended(
+        self, request: web.Request, stream: Stream, status: int, producer: str = ""
+    ) -> web.Response:
+        headers = {"Stream-Next-Offset": write_offset(stream.tail), "Cache-Control": "no-store"}
+        if stream.closed:
+            headers["Stream-Closed"] = "true"
+        if (known := stream.producers.get(producer)) is not None:
+            headers |= {"Producer-Epoch": str(known.epoch), "Producer-Seq": str(known.seq)}
+        return self._answer(request, status, headers)
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        """Publish whatever comes as one message."""
+        topic = request.match_info["topic"]
+        check(self._server.access, request, Action.PUBLISH, topic)
+        body = await request.read()
+        named = {
+            **request.query,
+            **{
+                name[len(_ATTRIBUTE) :]: value
+                for name, value in request.headers.items()
+                if name.lower().startswith(_ATTRIBUTE)
+            },
+        }
+        last = await self._commit([self._message(request, topic, body, named)])
+        response = self._answer(request, 200, {"Cache-Control": "no-store"})
+        response.body = msgspec.json.encode({"seq": last})
+        response.content_type = "application/json"
+        return response
+
+    def _message(
+        self, request: web.Request, topic: str, body: bytes, attributes: dict[str, str] | None = None
+    ) -> Batch:
+        most = self._server.settings.limits.message_bytes
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body))
+        columns = None
+        if attributes:
+            texts, numbers = _sorted(attributes)
+            maps = {
+                "attributes": map_column("attributes", [texts]),
+                "numbers": map_column("numbers", [numbers]),
+            }
+            columns = envelope_rows(maps)
+        return Batch(Run.of([body]), origin=HTTP, publisher=str(request.remote), topic=topic, columns=columns)
+
+    # Reading
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        topic = topic_of(request.path)
+        check(self._server.access, request, Action.READ, topic)
+        asked, stream = read_of(request), await self._existing(topic)
+        await self._touch(stream)
+        if asked.live == "sse":
+            return await self._events(request, topic, stream, asked)
+        after = stream.tail if asked.now else asked.after
+        if asked.live:
+            return await self._poll(request, topic, stream, after, asked)
+        if asked.now:
+            page = Page([], stream.tail, up_to_date=True)
+        else:
+            page = await self._reader.read(stream, after)
+        return self._page(request, stream, after, page, asked)
+
+    def _page(
+        self,
+        request: web.Request,
+        stream: Stream,
+        after: int | None,
+        page: Page,
+        asked: ReadRequest,
+        status: int = 200,
+    ) -> web.Response:
+        headers = {"Stream-Next-Offset": write_offset(page.upto)}
+        closed = stream.closed and page.up_to_date
+        if page.up_to_date:
+            headers["Stream-Up-To-Date"] = "true"
+        if closed:
+            headers["Stream-Closed"] = "true"
+        if asked.live and not closed:
+            headers["Stream-Cursor"] = next_cursor(time(), asked.cursor)
+        if asked.now or status == 204:
+            headers["Cache-Control"] = "no-store"
+        else:
+            # What stands before an offset never changes; that there is no more may change at once.
+            headers["Cache-Control"] = (
+                "private, max-age=60, stale-while-revalidate=300" if asked.live else "no-cache"
+            )
+            begin = "start" if after is None else str(after)
+            headers["ETag"] = f'"{stream.id}:{begin}:{page.upto}{":closed" if closed else ""}"'
+            if request.headers.get("If-None-Match") == headers["ETag"]:
+                return self._answer(request, 304, headers)
+        response = self._answer(request, status, headers)
+        if status == 200:
+            response.body = joined(stream.shape, page.messages)
+            response.headers[hdrs.CONTENT_TYPE] = stream.shape.content_type
+        return response
+
+    async def _poll(
+        self, request: web.Request, topic: str, stream: Stream, after: int | None, asked: ReadRequest
+    ) -> web.Response:
+        """Answer when there is something after ``after``, or after a while that there is nothing."""
+        deadline = asyncio.get_running_loop().time() + self._server.settings.limits.poll_seconds
+        with _Watch(self._streams, topic) as watch:
+            while True:
+                page = await self._reader.read(stream, after)
+                if page.messages:
+                    return self._page(request, stream, after, page, asked)
+                if stream.closed or not await watch.changed(deadline, self._stopping):
+                    return self._page(request, stream, after, page, asked, 204)
+                stream = await self._existing(topic)
+
+    async def _events(
+        self, request: web.Request, topic: str, stream: Stream, asked: ReadRequest
+    ) -> web.StreamResponse:
+        """Send what there is, and what comes, as events."""
+        headers = {
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+        if is_encoded(stream.shape):
+            headers["Stream-SSE-Data-Encoding"] = "base64"
+        response = web.StreamResponse(headers=headers | self._cross_origin(request))
+        await response.prepare(request)
+        deadline = asyncio.get_running_loop().time() + _EVENTS_SECONDS
+        after = stream.tail if asked.now else asked.after
+        said, cursor = False, asked.cursor
+        with _Watch(self._streams, topic) as watch, suppress(ConnectionError, web.HTTPException):
+            while True:
+                page = await self._reader.read(stream, after)
+                closed = stream.closed and page.up_to_date
+                if page.messages or closed or not said:
+                    cursor = next_cursor(time(), cursor)
+                    await self._send(response, _event_text(stream.shape, page, closed, cursor))
+                    after, said = page.upto, True
+                if closed or (page.up_to_date and not await watch.changed(deadline, self._stopping)):
+                    break
+                stream = await self._existing(topic)
+        return response
+
+    async def _send(self, response: web.StreamResponse, text: str) -> None:
+        async with asyncio.timeout(self._server.settings.limits.slow_seconds):
+            await response.write(text.encode())
+
+    async def _touch(self, stream: Stream) -> None:
+        ttl, now = stream.shape.ttl, _now()
+        if stream.id and ttl is not None and now - stream.touched > ttl * 1_000_000 // _TOUCH_SHARE:
+            await self._commit([entries.touch(stream.topic, now)])
+
+    # Common to all
+
+    def _live(self, topic: str, now: int) -> Stream | None:
+        """Return a stream that was created and has not expired."""
+        stream = self._streams.get(topic)
+        if stream is not None and not stream.deleted and stream.is_expired(now):
+            return None if not stream.forks else msgspec.structs.replace(stream, deleted=True)
+        return stream
+
+    async def _existing(self, topic: str) -> Stream:
+        """Return a stream that can be used: one that was created, or a topic that has messages."""
+        stream = self._live(topic, _now())
+        if stream is None and self._streams.get(topic) is None:
+            stream = await self._reader.topic_as_stream(topic, self._streams.forgotten(topic))
+        if stream is None:
+            raise _problem(
+                404, f"there is no stream {topic}: create it with PUT, or publish under this topic"
+            )
+        if stream.deleted:
+            raise _problem(410, "the stream is deleted")
+        return stream
+
+    def _turn(self, topic: str) -> asyncio.Lock:
+        return self._turns.setdefault(topic, asyncio.Lock())
+
+    async def _commit(self, batches: Sequence[Batch]) -> int:
+        """Append batches together; return the number of the last message among them."""
+        if not batches:
+            return 0
+        outcomes = [asyncio.get_running_loop().create_future() for _ in batches]
+        for place, batch in enumerate(batches):
+            self._server.hub.submit(batch, _setter(outcomes[place]), tied=place + 1 < len(batches))
+        try:
+            async with asyncio.timeout(_COMMIT_SECONDS):
+                results = await asyncio.gather(*outcomes)
+        except TimeoutError:
+            late = f"not committed within {_COMMIT_SECONDS:g} s; it may still be"
+            raise refusal(web.HTTPGatewayTimeout, late) from None
+        for result in results:
+            if isinstance(result, StorageError):
+                raise _problem(507 if isinstance(result, FullError) else 503, str(result))
+        return int(results[-1].last)
+
+    async def _options(self, request: web.Request) -> web.Response:
+        headers = {
+            "Access-Control-Allow-Methods": "GET, HEAD, PUT, POST, DELETE",
+            "Access-Control-Allow-Headers": _ALLOWED,
+            "Access-Control-Max-Age": "600",
+        }
+        return self._answer(request, 204, headers)
+
+    def _answer(self, request: web.Request, status: int, headers: dict[str, str]) -> web.Response:
+        return web.Response(status=status, headers=headers | self._cross_origin(request))
+
+    def _cross_origin(self, request: web.Request) -> dict[str, str]:
+        """Return the headers by which a browser lets pages of configured origins read an answer."""
+        allowed = {"Cross-Origin-Resource-Policy": "cross-origin"}
+        origin = request.headers.get("Origin")
+        if origin in self._server.settings.auth.origins:
+            allowed |= {
+                "Access-Control-Allow-Origin": origin,
+                "Access-Control-Expose-Headers": _EXPOSED,
+                "Vary": "Origin",
+            }
+        return allowed
+
+
+class _Watch:
+    """Waits until a topic has a new message, or its stream changes."""
+
+    def __init__(self, streams: entries.Streams, topic: str) -> None:
+        self._streams = streams
+        self._topic = topic
+        self._changed = asyncio.Event()
+
+    def __enter__(self) -> _Watch:
+        self._streams.watch(self._topic, self._changed.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._streams.unwatch(self._topic, self._changed.set)
+
+    async def changed(self, deadline: float, stopping: asyncio.Event) -> bool:
+        """Wait for a change since the last one; ``False`` if there is none until the deadline."""
+        waits = [asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(stopping.wait())]
+        left = deadline - asyncio.get_running_loop().time()
+        _, pending = await asyncio.wait(waits, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
+        for each in pending:
+            each.cancel()
+        happened = self._changed.is_set() and not stopping.is_set()
+        self._changed.clear()
+        return happened
+
+
+def _event_text(shape: Shape, page: Page, closed: bool, cursor: str) -> str:
+    lines: list[str] = []
+    if page.messages:
+        lines += ["event: data", *(f"data:{line}" for line in event_lines(shape, page.messages)), ""]
+    control: dict[str, Any] = {"streamNextOffset": write_offset(page.upto)}
+    if closed:
+        control["streamClosed"] = True
+    else:
+        control["streamCursor"] = cursor
+    if page.up_to_date:
+        control["upToDate"] = True
+    return "\n".join([*lines, "event: control", f"data:{msgspec.json.encode(control).decode()}", "", ""])
+
+
+def _checked_json(body: bytes) -> int:
+    """Return how many values an append has; refuse what is no JSON."""
+    try:
+        return len(json_values(body))
+    except msgspec.DecodeError as error:
+        raise bad(f"this is no JSON: {error}") from None
+
+
+def _sorted(attributes: dict[str, str]) -> tuple[dict[str, str], dict[str, float]]:
+    """Separate attributes that are numbers from texts, as the command line does."""
+    texts: dict[str, str] = {}
+    numbers: dict[str, float] = {}
+    for name, value in attributes.items():
+        try:
+            number = msgspec.json.decode(value, type=float)
+        except msgspec.DecodeError:
+            quoted = len(value) > 1 and value[0] == value[-1] == '"'
+            texts[name] = value[1:-1] if quoted else value
+        else:
+            numbers[name] = number
+    return texts, numbers
+
+
+def _setter(outcome: asyncio.Future[Batch | StorageError]) -> Any:
+    def done(result: Batch | StorageError) -> None:
+        if not outcome.done():
+            outcome.set_result(result)
+
+    return done
+
+
+def _problem(status: int, why: str, headers: dict[str, str] | None = None) -> web.HTTPException:
+    """Make an error answer of any status, with its reason in JSON."""
+    kinds: dict[int, type[web.HTTPException]] = {
+        403: web.HTTPForbidden,
+        404: web.HTTPNotFound,
+        409: web.HTTPConflict,
+        410: web.HTTPGone,
+        503: web.HTTPServiceUnavailable,
+        507: web.HTTPInsufficientStorage,
+    }
+    text = msgspec.json.encode({"error": why}).decode()
+    return kinds[status](text=text, content_type="application/json", headers=headers)
+
+
+def _now() -> int:
+    return int(time() * 1_000_000)

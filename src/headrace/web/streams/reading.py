@@ -1,0 +1,93 @@
+"""Reading the messages of a stream: range by range, in threads, so much at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from aiohttp import web
+
+from headrace.errors import HeadraceError, TrimmedError
+from headrace.hub.filtered_read import read_passing
+from headrace.hub.filters import Filter
+from headrace.hub.streams.stream import Range, Shape, Stream
+from headrace.message import Message, messages
+from headrace.net.server.process import Server
+from headrace.web.refusals import refusal
+from headrace.web.search import SearchBackward
+from headrace.web.streams.requests import DEFAULT_TYPE
+
+PAGE_BYTES: Final = 1 << 20
+"""Bytes of messages in one answer, about."""
+
+_STEP_BYTES: Final = 1 << 20
+_ROOM: Final = 16 << 20
+
+T = TypeVar("T")
+
+
+class Page(NamedTuple):
+    """Some messages of a stream, one after another."""
+
+    messages: list[Message]
+    upto: int
+    """The message that the next page begins after."""
+    up_to_date: bool
+    """Whether there was no more."""
+
+
+class StreamReader:
+    """Reads the streams of one hub."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._log = server.hub.log
+
+    async def read(self, stream: Stream, after: int | None, most: int | None = None) -> Page:
+        """Read a page of a stream after a message, or from its beginning."""
+        found: list[Message] = []
+        size = 0
+        ranges = stream.ranges()
+        upto = (ranges[0].after if after is None else after) if ranges else stream.tail
+        for topic, begin, last in ranges:
+            at = max(begin, -1 if after is None else after)
+            if at + 1 < self._log.first <= last:
+                if after is not None and at >= begin:
+                    raise refusal(web.HTTPGone, f"messages before {self._log.first} are no longer kept")
+                at = self._log.first - 1
+            while at < last:
+                passing, at = await self._in_thread(self._step, Range(topic, at, last))
+                for message in passing:
+                    found.append(message)
+                    size += len(message.payload)
+                    upto = message.seq
+                    if size >= PAGE_BYTES or len(found) == most:
+                        return Page(found, upto, up_to_date=upto >= stream.tail)
+        return Page(found, max(upto, stream.tail), up_to_date=True)
+
+    async def topic_as_stream(self, topic: str, after: int) -> Stream | None:
+        """Return the stream that a topic is because it has messages after ``after``."""
+        first = max(after + 1, self._log.first)
+        search = SearchBackward(self._log, Filter(topic), first, self._log.head, 1)
+        while not await self._in_thread(search.step):
+            pass
+        if not search.found:
+            return None
+        return Stream(topic, 0, Shape(DEFAULT_TYPE), first - 1, search.found[-1].seq, 0)
+
+    def _step(self, wanted: Range) -> tuple[list[Message], int]:
+        """Read some messages of a range; for a thread."""
+        passing = read_passing(
+            self._log, wanted.after + 1, wanted.upto, Filter(wanted.topic), _STEP_BYTES, _ROOM
+        )
+        return [message for rows in passing.rows for message in messages(rows)], passing.upto
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._server.readers.bulk, work, *arguments)
+        except TrimmedError as error:
+            raise refusal(web.HTTPGone, str(error)) from None
+        except HeadraceError as error:
+            raise refusal(web.HTTPInternalServerError, str(error)) from None
