@@ -30,7 +30,7 @@ SOAK = os.environ.get("HEADRACE_SOAK", "0") not in ("", "0")
 # Speed differs from machine to machine: there are no deadlines, and slow generation is no failure.
 settings.register_profile(
     "usual",
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     print_blob=True,
