@@ -33,12 +33,13 @@ class Receiver(Protocol):
     ...         self.over.set()
     >>> async def post():
     ...     letters = Letters()
-    ...     handler = lambda end: end.attach(letters)
-    ...     async with tube.serve(handler, port=0) as server:
+    ...     async def take(end):
+    ...         end.attach(letters)
+    ...         await letters.over.wait()  # the tube is closed when this ends
+    ...     async with tube.serve(take, port=0) as server:
     ...         async with tube.connect(f"tube://{server.addresses[0]}") as client:
     ...             client.write(b"dear")
     ...             client.write(b"Ada")
-    ...         await letters.over.wait()
     ...     return letters.all
     >>> asyncio.run(post())
     [b'dear', b'Ada']

@@ -97,8 +97,10 @@ class TubeServer:
     """A listening server; :func:`serve` makes them.
 
     >>> from headrace import tube
+    >>> async def wait_for_the_end(tube):
+    ...     assert [message async for message in tube] == []
     >>> async def look():
-    ...     async with tube.serve(lambda tube: None, port=0) as server:
+    ...     async with tube.serve(wait_for_the_end, port=0) as server:
     ...         async with tube.connect(f"tube://{server.addresses[0]}") as client:
     ...             await asyncio.sleep(0)
     ...             return server.transport, server.addresses[0] == client.peer
