@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.hub.topic_test import TopicTest
-from headrace.log.found import Found
-from headrace.log.topic_index import TopicChoice
+from headrace.log.topics.found import Found
+from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import SCHEMA, Batch, merge
 
 LEAST_COST: Final = 64 << 10

@@ -6,7 +6,7 @@ has for each record batch the position of its IPC message, the sequence numbers 
 the message. We read by the index alone: the CRC is checked **before** pyarrow sees a byte, because a flipped bit in
 Arrow's metadata can give wrong data, or worse, without an error. The bytes around the record batches (magic, schema,
 footer) matter to other readers only; ``log verify`` checks their CRC. ``N.topics`` tells which record batches hold
-which topics (:mod:`~headrace.log.topic_index`); readers of few topics skip the others.
+which topics (:mod:`~headrace.log.topics.segment_topics`); readers of few topics skip the others.
 
 The files are mapped while they are read, and never rewritten or truncated. Recently unpacked record batches are cached,
 for readers that proceed in small steps.
@@ -31,11 +31,11 @@ from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
 from headrace.log.entries_file import EntriesFile, EntriesWriter
 from headrace.log.files import Descriptor, check_version, making, write_whole
-from headrace.log.found import Found
 from headrace.log.frame import times
 from headrace.log.sized_cache import SizedCache
 from headrace.log.tail import FileHeader
-from headrace.log.topic_index import (
+from headrace.log.topics.found import Found
+from headrace.log.topics.segment_topics import (
     TopicChoice,
     TopicIndex,
     TopicIndexBuilder,

@@ -28,14 +28,14 @@ from uuid import UUID
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
 from headrace.log import recovery, retention, snapshot
 from headrace.log.files import WriterLock, sync_directory, translated, translating
-from headrace.log.found import Found
 from headrace.log.frame import Piece, time_span
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.snapshot_pieces import Section
 from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
-from headrace.log.topic_index import TopicChoice
+from headrace.log.topics.found import Found
+from headrace.log.topics.segment_topics import TopicChoice
 from headrace.log.watermark import Watermark, begin, forget
 from headrace.message import MAX_SEQUENCE, Batch
 

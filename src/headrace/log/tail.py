@@ -27,9 +27,9 @@ from headrace.errors import DamagedError
 from headrace.log import frame
 from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor, check_version, making, write_whole
-from headrace.log.found import Found
-from headrace.log.tail_topics import UNKNOWN, TailTopics
-from headrace.log.topic_index import TopicChoice
+from headrace.log.topics.found import Found
+from headrace.log.topics.segment_topics import TopicChoice
+from headrace.log.topics.tail_topics import UNKNOWN, TailTopics
 from headrace.message import Batch
 
 READ_BYTES: Final = 1 << 20
@@ -105,7 +105,7 @@ class FrameColumns(NamedTuple):
     firsts: array[int]
     """The first message of each of these."""
     topics: array[int]
-    """The topics of each of these, as :class:`~headrace.log.tail_topics.TailTopics` numbers them."""
+    """The topics of each of these, as :class:`~headrace.log.topics.tail_topics.TailTopics` numbers them."""
 
     @classmethod
     def none(cls) -> FrameColumns:

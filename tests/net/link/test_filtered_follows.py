@@ -17,7 +17,7 @@ from tests.net.raw import until
 
 from headrace.hub.filters import Filter
 from headrace.log import Log
-from headrace.log.found import Found
+from headrace.log.topics.found import Found
 from headrace.net.link import filter_budget
 from headrace.net.server.process import Server
 from headrace.net.server.reader_threads import BULK

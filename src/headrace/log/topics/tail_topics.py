@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.log.topic_index import TopicChoice
+from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import Batch
 
 UNKNOWN: Final = 0

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from tests.log.content import columns
 
 from headrace.hub.topic_test import TopicTest
-from headrace.log import Log, sealing, tail, tail_topics, topic_index
+from headrace.log import Log, sealing, tail
 from headrace.log.damage.repair import repair
 from headrace.log.damage.verify import Progress, verify
 from headrace.log.sealed import SealedSegment
+from headrace.log.topics import segment_topics, tail_topics
 from headrace.message import Batch, Run
 
 TOPICS = ("", "a", "a/b", "a/b/c", "b", "ü/x", "rare")
@@ -93,7 +94,7 @@ def test_reading_with_the_index_is_reading_without(
     room = 3 if few else 1 << 16
     with (
         mock.patch.object(sealing, "ROWS", rows),
-        mock.patch.object(topic_index, "MAX_NAMES", room),
+        mock.patch.object(segment_topics, "MAX_NAMES", room),
         mock.patch.object(tail_topics, "MAX_NUMBERS", room),
         mock.patch.object(tail, "FIND_FRAMES", rows),
     ):
@@ -228,7 +229,7 @@ def test_one_that_is_left_alone_is_removed(written: Log) -> None:
 
 
 def test_a_million_topics_have_hashes_of_bounded_size() -> None:
-    builder = topic_index.TopicIndexBuilder()
+    builder = segment_topics.TopicIndexBuilder()
     chance, names = random.Random(5), iter(range(1 << 20))
     batches = [[f"topic/{next(names)}" for _ in range(10_000)] for _ in range(20)]
     for topics in batches:
@@ -237,7 +238,7 @@ def test_a_million_topics_have_hashes_of_bounded_size() -> None:
     table["count"] = 10_000
     data = builder.finish(table)
     assert len(data) < 20 * 10_000 * 2 + 10_000
-    index = topic_index.TopicIndex(data, table["count"])
+    index = segment_topics.TopicIndex(data, table["count"])
     vain = 0
     for number, topics in enumerate(batches):
         chosen = index.chosen(TopicTest(chance.choice(topics)))
