@@ -365,7 +365,7 @@ def http_attempt(method: str, path: str, body: dict[str, Any] | None = None) -> 
             aiohttp.ClientSession(f"http://{server.doors['http']}", timeout=timeout) as session,
             session.request(method, path, json=body, headers=headers) as response,
         ):
-            assert response.status in (200, 401, 403, 404, 409), response.status
+            assert response.status in (200, 201, 204, 400, 401, 403, 404, 409), response.status
             return response.status not in (401, 403)
 
     return attempt
@@ -404,6 +404,12 @@ CELLS: Final = [
     Cell(
         "http", "publish", http_attempt("POST", "/api/messages", {"topic": "fleet/1", "payload": "x"}), True
     ),
+    Cell("http", "publish to a topic", http_attempt("POST", "/v1/publish/fleet/1"), True),
+    Cell("http", "append to a stream", http_attempt("POST", "/v1/stream/fleet/2", {"n": 1}), True),
+    Cell("http", "create a stream", http_attempt("PUT", "/v1/stream/fleet/new"), True),
+    Cell("http", "read a stream", http_attempt("GET", "/v1/stream/fleet/1"), True),
+    Cell("http", "delete a stream", http_attempt("DELETE", "/v1/stream/fleet/none"), True),
+    Cell("http", "remove a consumer", http_attempt("POST", "/api/consumers/remove", {"consumer": "x"}), True),
     Cell("http", "read one", http_attempt("GET", "/api/messages/1"), True),
     Cell("http", "service", http_attempt("GET", "/api/service?id=fleet/1"), True),
     Cell("http", "subscriptions", http_attempt("GET", "/api/subscriptions"), True),
