@@ -11,6 +11,7 @@ one takes the place of the oldest of the address that has the most. They count a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -240,6 +241,7 @@ class _Doorway:
                 self._pause = self._loop.call_later(_PAUSE_SECONDS, self._watch)
                 return
             sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.entrance.arrived(self, sock, peer[:2])
 
 
@@ -317,6 +319,11 @@ class _Arrival:
                 "ssl_shutdown_timeout": SHUTDOWN_SECONDS,
             }
         await loop.connect_accepted_socket(partial(doorway.make, origin), self.sock, **arguments)
+        if hasattr(socket, "TCP_QUICKACK"):
+            # A client's first words may wait for the acknowledgement of its last handshake message, which the system
+            # would delay: there is no answer that could carry it.
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return True
 
     async def _look(self) -> bytes:
