@@ -349,8 +349,11 @@ def _load(encoded: bytes) -> Any:
 def _short_item(head: int) -> tuple[int, int]:
     """How far to go for an item whose head says it all, and how many items are in it; nowhere for all others."""
     major, information = head >> 5, head & 0x1F
-    if major == _TAG or information > 23:
+    counts = major in (_BYTES, _TEXT, _ARRAY, _MAP)
+    if major == _TAG or information > 27 or (counts and information > 23):
         return 0, 0
+    if information > 23:  # a number, which follows
+        return 1 + (1 << (information - 24)), 0
     size = 1 + information if major in (_BYTES, _TEXT) else 1
     return size, {_ARRAY: 1, _MAP: 2}.get(major, 0) * information
 
