@@ -27,6 +27,7 @@ from headrace.cli import app
 from headrace.cli.serve import _reload_on_signal
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, HeadraceError
+from headrace.message import Batch, Run
 from headrace.net.server import reloading
 from headrace.net.server.process import Server
 
@@ -168,21 +169,26 @@ class TestRevocation:
         page = f'[access.page]\ntoken_sha256 = "{hashed}"\nallow = ["read **", "consume a"]\n'
         write(BASE + page)
         server.reloading.reload()
+        server.hub.submit(Batch(Run.of([b"x"]), origin="test", topic="a"))
+        await until(lambda: server.hub.log.head == 1)
         headers = {"Authorization": "Bearer bearer", "X-Headrace": "1"}
         async with (
             aiohttp.ClientSession(f"http://{server.doors['http']}", headers=headers) as http,
             http.get("/api/tail") as tail,
+            http.get("/v1/stream/a?live=sse&offset=-1") as stream,
         ):
+            assert (await stream.content.readline()).startswith(b"event")
             assert (await tail.content.readline()).startswith(b"retry")
             async with http.post("/api/consumers/remove", json={"consumer": "b"}) as refused:
                 assert refused.status == 403
             async with http.post("/api/consumers/remove", json={"consumer": "a"}) as missing:
                 assert missing.status == 404
             write(BASE)
-            assert server.reloading.reload().closed == 1
-            async with asyncio.timeout(SECONDS):
-                with contextlib.suppress(aiohttp.ClientError):
-                    await tail.content.read()
+            assert server.reloading.reload().closed == 2
+            for response in (tail, stream):
+                async with asyncio.timeout(SECONDS):
+                    with contextlib.suppress(aiohttp.ClientError):
+                        await response.content.read()
             async with http.get("/api/tail") as again:
                 assert again.status == 401
 

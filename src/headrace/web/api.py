@@ -30,7 +30,7 @@ from headrace.web.history import History, Levels, Sample, jobs_from, measured_fr
 from headrace.web.refusals import refusal
 from headrace.web.rights import check, principal_of
 from headrace.web.search import Search, SearchBackward, SearchForward
-from headrace.web.stream_holder import StreamHolder
+from headrace.web.stream_holder import held
 from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 logger = logging.getLogger("headrace")
@@ -333,15 +333,13 @@ class Api:
         async def run(request: web.Request) -> web.StreamResponse:
             response = event_response()
             task = asyncio.current_task()
-            holder = StreamHolder(request, task)
             if task is not None:
                 self._streams.add(task)
-            self._server.access.join(holder)
             try:
-                await handler(request, response)
+                with held(self._server.access, request):
+                    await handler(request, response)
             finally:
                 self._streams.discard(task)
-                self._server.access.leave(holder)
             return response
 
         return run

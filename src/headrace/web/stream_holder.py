@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
 
+from headrace.hub.access.access import AccessControl
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import Principal
 from headrace.web.rights import DOOR, principal_of, set_principal
+
+
+@contextmanager
+def held(access: AccessControl, request: web.Request) -> Iterator[None]:
+    """Have the task of this request end if its principal's right goes while the block runs."""
+    holder = StreamHolder(request, asyncio.current_task())
+    access.join(holder)
+    try:
+        yield
+    finally:
+        access.leave(holder)
 
 
 class StreamHolder:

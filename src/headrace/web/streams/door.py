@@ -30,6 +30,7 @@ from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.refusals import refusal
 from headrace.web.rights import check
+from headrace.web.stream_holder import held
 from headrace.web.streams.bodies import event_lines, is_encoded, joined, json_values
 from headrace.web.streams.offsets import next_cursor, write_offset
 from headrace.web.streams.reading import Page, StreamReader
@@ -331,10 +332,12 @@ class StreamDoor:
         asked, stream = read_of(request), await self._existing(topic)
         await self._touch(stream)
         if asked.live == "sse":
-            return await self._events(request, topic, stream, asked)
+            with held(self._server.access, request):
+                return await self._events(request, topic, stream, asked)
         after = stream.tail if asked.now else asked.after
         if asked.live:
-            return await self._poll(request, topic, stream, after, asked)
+            with held(self._server.access, request):
+                return await self._poll(request, topic, stream, after, asked)
         if asked.now:
             page = Page([], stream.tail, up_to_date=True)
         else:
@@ -513,9 +516,11 @@ class _Watch:
         """Wait for a change since the last one; ``False`` if there is none until the deadline."""
         waits = [asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(stopping.wait())]
         left = deadline - asyncio.get_running_loop().time()
-        _, pending = await asyncio.wait(waits, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
-        for each in pending:
-            each.cancel()
+        try:
+            await asyncio.wait(waits, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
         happened = self._changed.is_set() and not stopping.is_set()
         self._changed.clear()
         return happened
