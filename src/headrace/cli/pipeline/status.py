@@ -13,7 +13,6 @@ from headrace.cli.terminal.access import HubAccess
 from headrace.cli.terminal.exits import FAILED, JOB_FAILED
 from headrace.cli.terminal.options import ClientId, Json, find_credentials
 from headrace.cli.terminal.output import console, open_to_everyone, print_json, wants_json
-from headrace.net.server.alerts import has_failed
 
 EXAMPLES: Final = (
     ("For people:", "headrace pipeline status"),
@@ -32,6 +31,9 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
     The exit code is 0 if all jobs run, or have ended as they should; 3 if one has failed, or is being restarted after a
     failure; 1 if no pipeline has reported, or none for ten seconds.
     """
+    # Help must not wait for what the hub's own code imports.
+    from headrace.net.server.alerts import has_failed
+
     where = servers or default_servers()
     url = where if "://" in where else f"tube://{where}"
     hub = HubAccess(url, find_credentials(client_id, url=servers))
