@@ -26,7 +26,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         "limits.handshake_seconds=1",
         f"limits.state_bytes={STATE_BYTES}",
         f"limits.state_bytes_per_client={STATE_BYTES_PER_CLIENT}",
-        "log.snapshot_seconds=0.5",
+        f"log.snapshot_seconds={5 if SOAK else 0.5}",
     )
     with HubProcess.start(tmp_path_factory.mktemp("hub"), *settings, environ=FREED_AT_ONCE) as running:
         # What is loaded and compiled at the first use is no harm that an attack does.

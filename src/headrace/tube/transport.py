@@ -180,14 +180,18 @@ class TubeTransport(asyncio.BufferedProtocol):
 class TcpTransport(TubeTransport):
     """One TCP connection."""
 
+    _finished = False
+
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Send bytes."""
-        self._send(*pieces)
+        """Send bytes; nothing more once our direction has ended: what was read by then may still ask for answers."""
+        if not self._finished:
+            self._send(*pieces)
 
     def finish(self) -> None:
         """Half-close: the peer reads all that was written, then our end, and closes as well."""
         if self._transport.is_closing():
             return
+        self._finished = True
         if self._transport.can_write_eof():
             with contextlib.suppress(OSError):  # reset already, which the loop has not reported yet
                 self._transport.write_eof()
