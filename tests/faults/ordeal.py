@@ -45,6 +45,17 @@ KEPT = Path(os.environ.get("HEADRACE_HISTORIES", "/tmp"))
 DAY = 25 * 3600 * 1_000_000
 """Microseconds of a clock's step: more than a day."""
 
+BESIDE: tuple[tuple[Order | None, int], ...] = (
+    (None, 0),
+    (None, 0),
+    (None, 0),
+    (Order.WRITE_SHORT, 1),
+    (Order.WRITE_SLOW, 3_000),
+    (Order.SYNC_SLOW, 50_000),
+)
+"""What else may be wrong with a machine while a fault comes over it. Not its clock: a hub that starts meanwhile has
+nothing to compare it with, and believes it."""
+
 _SHOWN = 10
 
 
@@ -104,8 +115,15 @@ class Ordeal:
     async def suffer(self, name: str) -> None:
         """Let a fault come over a node that the seed chooses, and wait until service has resumed."""
         number = self.random.randrange(len(self.nodes))
-        self.suffered.append(f"{name} at {number}")
+        # Faults seldom come alone.
+        beside, value = self.random.choice(BESIDE)
+        self.suffered.append(f"{name} at {number}" + (f" beside {beside.name}" if beside else ""))
+        machine = self.nodes[number].machine
+        if beside is not None:
+            machine.set(beside, value)
         await ALL_FAULTS[name](self, number)
+        if beside is not None:
+            machine.set(beside, 0)
         await self.load.progress()
 
     async def judge(self) -> None:
@@ -152,10 +170,7 @@ class Ordeal:
     async def lose_power(self, number: int) -> None:
         """Cut a node's power, and start it again."""
         node = self.nodes[number]
-        if not self.alone and self.fsync != "always":
-            # If a majority had lost something, an operator would have to say what to do.
-            others = [each for each in self.nodes if each is not node]
-            await until("the others work", lambda: all(status(each)["mode"] == "WRK" for each in others))
+        await self.spare_majority(number)
         certain = await asyncio.to_thread(node.lose_power, self.random)
         self.ended(number)
         node.machine.heal()
@@ -169,6 +184,15 @@ class Ordeal:
         assert kept >= synced, f"messages {kept + 1} to {synced} were synced and are lost"
         self.history.forgot(kept)
         self.load.read(self._before)
+
+    async def spare_majority(self, number: int) -> None:
+        """Wait until the other nodes work, before one loses what it has not synced.
+
+        If a majority had lost something, an operator would have to say what to do.
+        """
+        if not self.alone and self.fsync != "always":
+            others = [node for place, node in enumerate(self.nodes) if place != number]
+            await until("the others work", lambda: all(status(each)["mode"] == "WRK" for each in others))
 
     def ended(self, number: int) -> None:
         """Expect of a cluster's node that has ended nothing of what it said before.
@@ -301,11 +325,12 @@ async def disk_hangs(ordeal: Ordeal, number: int) -> None:
 
 async def sync_fails(ordeal: Ordeal, number: int) -> None:
     """Fail a sync once; the hub must not be trusted again before it is restarted, which power does."""
+    await ordeal.spare_majority(number)
     machine = ordeal.nodes[number].machine
     before = machine.count(Order.FAILED_SYNCS)
     machine.set(Order.SYNC_ERROR, errno.EIO)
     await until("a sync fails", lambda: machine.count(Order.FAILED_SYNCS) > before)
-    machine.set(Order.SYNC_ERROR, 0)
+    machine.heal()
     told: list[str] = []
 
     async def says_so() -> None:
