@@ -217,11 +217,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
 
     def must_wait(self) -> bool:
         """Return whether what the peer sends must wait; a peer that takes little may publish all the same."""
-        return (
-            self.held_back
-            or len(self.cursor.ranges) >= MAX_RANGES
-            or self._unread_acks > MAX_ACKS
-        )
+        return self.held_back or len(self.cursor.ranges) >= MAX_RANGES or self._unread_acks > MAX_ACKS
 
     # What the peer is sent.
 
