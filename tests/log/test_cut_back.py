@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -27,7 +28,7 @@ from tests.log.content import (
 
 from headrace.errors import StorageError, UsageError
 from headrace.log import Log, tail_writer
-from headrace.message import Message
+from headrace.message import Batch, Message, Run
 
 GROUPS = [
     [entries(0, b"1", time=1), batch(1, b"a", b"b", time=1)],
@@ -205,7 +206,9 @@ def test_after_a_failure_at_any_step_the_log_is_what_is_on_the_disk(
         assert kept == EXPECTED[: log.tail_op]
         append(log, b"later")
         log.commit(log.tail_op)
-        log.close()
+        # Once a sync of messages has failed, so does every later one.
+        with pytest.raises(StorageError) if log.failure is not None else contextlib.nullcontext():
+            log.close()
         again = Log.open(directory)
         assert [message.payload for _, message in everything(again)][-1] == b"later"
         assert everything(again)[:-1] == kept
@@ -347,4 +350,26 @@ class TestCommittedAtOpening:
         log = Log.open(tmp_path, committed=0)
         assert (log.head_op, log.tail_op) == (TAIL, TAIL + 1)
         assert (log.head, log.tail) == (MESSAGES, MESSAGES + 1)
+        log.close()
+
+
+def test_a_cut_whose_sync_fails_makes_every_later_one_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may have forgotten what was appended before: nothing more is promised."""
+    log = Log.open(tmp_path, fsync="always", committed=0)
+    for seq in (1, 2):
+        log.append([Batch(Run.of([b"x"]), first=seq, time=seq, origin="tube")])
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "it is broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(StorageError):
+            log.cut_back(1)
+    assert "may not be on the disk" in str(log.failure)
+    with pytest.raises(StorageError, match="may not be on the disk"):
+        log.sync()
+    with pytest.raises(StorageError):
         log.close()

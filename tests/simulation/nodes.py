@@ -253,7 +253,7 @@ class World:
         machine.stall(self.random.choice([0.3, 1.0, 6.0]))
 
     def _fail_sync(self) -> None:
-        """A sync fails: what it covered may be lost, and the node gives up. Its machine is started again."""
+        """A sync fails: the system forgets what it covered, and the node gives up. Somebody sees to it."""
         node = self.random.choice(self.nodes)
         if not self._losable(node) or node.process is None:
             return
@@ -269,12 +269,12 @@ class World:
         self.network.at(self.network.now + 3, replaced)
 
     def _operate(self, node: Node) -> None:
-        """Replace a node that has given up, for a reason that is its disk's."""
+        """Start a node again that has given up for a reason that is its disk's, or replace it."""
         process = node.process
         assert process is not None
         if process.log.failure is None:
             raise BrokenPromiseError(f"{node.name} gives up: {process.cluster.membership.fault}")
-        self._end_by(node, "without power" if self.random.random() < 0.5 else "emptied")
+        self._end_by(node, self.random.choice(["without power", "emptied"]))
         node.whole = False
 
     def _fill(self) -> None:

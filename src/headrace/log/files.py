@@ -20,6 +20,10 @@ MAKING: Final = ".making"
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+class FailedSync(OSError):  # noqa: N818 -- an OSError like any other, for whoever only translates it
+    """A sync of messages has failed: the system forgets what it could not write, so a later one says nothing."""
+
+
 class Descriptor:
     """An open file, closed with the last reference to it.
 

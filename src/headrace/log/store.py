@@ -27,7 +27,7 @@ from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
 from headrace.log import recovery, retention, snapshot
-from headrace.log.files import WriterLock, sync_directory, translated, translating
+from headrace.log.files import FailedSync, WriterLock, sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
@@ -270,9 +270,13 @@ class Log:
             # First: what is appended in place of what is cut off is not on the disk yet.
             self._mark(sync=True)
             # Step by step: after a failure, appends must not go to a file that is gone.
-            for remaining in cut_back(self.directory, self._segments, last):
-                self._segments = remaining
-                self.last_time = self._tail_file.last_time
+            try:
+                for remaining in cut_back(self.directory, self._segments, last):
+                    self._segments = remaining
+                    self.last_time = self._tail_file.last_time
+            except FailedSync as error:
+                self._note_failure(error)
+                raise
             self._writer.note_cut_back()
 
     def sync(self) -> int:
@@ -295,14 +299,18 @@ class Log:
                     self._dirty_directory = False
                     sync_directory(self.directory)
             except OSError as error:
-                why = os.strerror(error.errno or 0).lower()
-                doubt = f"messages {self.seq_of(self._synced) + 1} on may not be on the disk ({why})"
-                self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
-                raise StorageError(self.failure) from error
+                raise StorageError(self._note_failure(error)) from error
             self._synced = max(self._synced, upto)
             self._mark()
             self.syncs += 1
             return upto
+
+    def _note_failure(self, error: OSError) -> str:
+        """Note that a sync has failed, and with it every later one; return what it means."""
+        why = os.strerror(error.errno or 0).lower()
+        doubt = f"messages {self.seq_of(self._synced) + 1} on may not be on the disk ({why})"
+        self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
+        return self.failure
 
     def read(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> list[Batch]:
         """Read committed messages from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.

@@ -26,7 +26,7 @@ import numpy as np
 from headrace.errors import DamagedError
 from headrace.log import frame
 from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, check_version, making, write_whole
+from headrace.log.files import Descriptor, FailedSync, check_version, making, write_whole
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice
 from headrace.log.topics.tail_topics import UNKNOWN, TailTopics
@@ -378,7 +378,10 @@ class TailFile:
         if whole < len(offsets):
             os.ftruncate(self.fd, offsets[whole])
             self._forget_from(whole)
-            os.fsync(self.fd)
+            try:
+                os.fsync(self.fd)
+            except OSError as error:
+                raise FailedSync(*error.args) from error
         return self
 
     def _rewritten(self, index: int, last: int) -> TailFile:

@@ -180,7 +180,9 @@ class ReplicaDriver:
                 # In normal order the logs are the same one. Otherwise this log may end in operations that no other
                 # node took over: they are cut off before anything is appended.
                 in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
-                if in_order and not self._is_ours(uuid):
+                # While something is still to be done to the log, that is judged when it is appended.
+                settled = not self._stepping and not self._queue
+                if in_order and settled and not self._is_ours(uuid):
                     return
             size, bulk = len(bulk), b""
         else:
@@ -346,6 +348,9 @@ class ReplicaDriver:
         self._node.is_now(Status.RECOVERING, view, None)
 
         loop, log = asyncio.get_running_loop(), self._hub.log
+        if log.failure is not None:
+            self.sync_failed(StorageError(log.failure))
+            return
 
         def again() -> None:
             if self._closed or log.failure is not None:
