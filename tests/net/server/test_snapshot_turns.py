@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import process_time, thread_time
 
 from headrace.config import load
 from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import ServiceKind, create
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log, snapshot
+from headrace.log.snapshot_pieces import in_pieces
 from headrace.message import Batch, Run
 from headrace.net.server.log_maintenance import LogMaintenance
 
@@ -33,8 +34,9 @@ async def test_no_turn_of_the_loop_takes_long_while_a_large_state_is_written(tmp
     with ThreadPoolExecutor(1) as disk:
         upkeep = LogMaintenance(hub, load(environ={}), disk)
         writing = asyncio.ensure_future(upkeep.snapshot())
-        turns, longest, begun = 0, 0.0, perf_counter()
-        before = begun
+        # What the loop computes, not how long it waits: the machine may be busy with something else.
+        turns, longest, begun = 0, 0.0, process_time()
+        before = thread_time()
         while not writing.done():
             # What changes meanwhile is not in the snapshot.
             if turns in (1, 20):
@@ -42,14 +44,14 @@ async def test_no_turn_of_the_loop_takes_long_while_a_large_state_is_written(tmp
                 hub.submit(create(f"later/{turns}", ServiceKind.LAST))
                 hub.turn(SERVICES)
             await asyncio.sleep(0.001)
-            now = perf_counter()
+            now = thread_time()
             turns, longest, before = turns + 1, max(longest, now - before), now
         await writing
-    whole = perf_counter() - begun
-    print(f"{turns} turns in {whole * 1e3:.0f} ms, the longest {longest * 1e3:.1f} ms")
-    assert longest < whole / 8, (
-        f"one turn of {longest:.3f} s in {whole:.3f} s: the state was written in one go"
-    )
+    whole = process_time() - begun
+    print(f"{turns} turns, {whole * 1e3:.0f} ms computed, {longest * 1e3:.1f} ms in the longest turn")
+    assert longest < whole / 8, f"{longest:.3f} of {whole:.3f} s in one turn: the state was written in one go"
+    pieces = [piece for section in hub.state.freeze().sections.values() for piece in in_pieces(section)]
+    assert max(map(len, pieces)) < 1 << 20, "a thread that makes one long piece stops the loop all the same"
     assert hub.log.snapshot is not None
     (path,) = snapshot.paths(tmp_path / "log")
     again = StateParts()
