@@ -274,7 +274,8 @@ class Machine:
         """Let the disk hang for so long."""
         if self.network.now >= self.stalled_until:
             self._stalled_from = self.network.now
-        self.stalled_until = self.network.now + seconds
+        # Of two, the one that lasts longer counts.
+        self.stalled_until = max(self.stalled_until, self.network.now + seconds) if seconds else 0.0
 
     def waits(self, work: object) -> None:
         self._waiting.setdefault(work, self.network.now)

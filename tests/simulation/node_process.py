@@ -337,6 +337,7 @@ class Node:
                 self._cannot_start(error)
                 return
         world.happened[f"started with {fsync}"] += 1
+        machine.files.failed_at = None
         if self.before:
             limit = self.ended - RESTARTED_SECONDS
             known = max((op for when, op in self.before if when <= limit), default=0)
