@@ -7,7 +7,22 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import audit, bench, conform, decode, doctor, pub, reload, replay, serve, sub, tail, top, up
+from headrace.cli import (
+    audit,
+    bench,
+    conform,
+    decode,
+    doctor,
+    pub,
+    reload,
+    replay,
+    serve,
+    sql,
+    sub,
+    tail,
+    top,
+    up,
+)
 from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.context import context
@@ -65,6 +80,7 @@ add_command(
 add_command(
     app, "tail", *tail.EXAMPLES, panel=_USE, short="Print messages from any position on, by topic or time."
 )(tail.tail)
+add_command(app, "sql", *sql.EXAMPLES, panel=_USE, short="Ask a log in SQL.")(sql.sql)
 add_command(app, "replay", *replay.EXAMPLES, panel=_USE, short="Publish a range of messages to another hub.")(
     replay.replay
 )

@@ -1,0 +1,171 @@
+"""``sql``: a query over a log's messages and state."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from headrace.cli.terminal.options import (
+    ClientId,
+    DoorScheme,
+    Json,
+    LinkUrl,
+    existing_log,
+    find_credentials,
+    hub_access,
+    load_settings,
+)
+from headrace.cli.terminal.output import console, on_terminal, plain_table
+from headrace.errors import HeadraceError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EXAMPLES: Final = (
+    ("Messages by topic:", "headrace sql 'select topic, count(*) from messages group by 1'"),
+    ("The largest:", "headrace sql 'from messages order by len(payload) desc limit 3'"),
+    ("A log without its hub:", "headrace sql -d ./old --format parquet 'from messages' > m.parquet"),
+    ("The same answer tomorrow:", "headrace sql --as-of 1000 'select max(time) from messages'"),
+)
+
+_SHOWN: Final = 1000
+"""Rows of a table on a terminal."""
+
+
+class ResultFormat(StrEnum):
+    """How a result is written."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+def sql(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL, as DuckDB has it.")],
+    url: LinkUrl = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", "-d", metavar="DIR", help="Read a data directory's files, beside a hub or without."
+        ),
+    ] = None,
+    as_of: Annotated[
+        int | None, typer.Option("--as-of", metavar="SEQ", min=0, help="The last message that counts.")
+    ] = None,
+    form: Annotated[
+        ResultFormat | None,
+        typer.Option("--format", help="How to write the result.", show_default="table, or csv in a pipe"),
+    ] = None,
+    as_json: Json = False,
+    client_id: ClientId = None,
+) -> None:
+    """Ask a log in SQL: messages, services, consumers and subscriptions are its tables.
+
+    The files of a hub's data directory are read in place where they are at hand: those of --data, or else of this
+    directory's hub. With --url the hub sends its messages first. stderr says which log the answer is about, and up to
+    which message it is exact; --as-of repeats it. A payload is binary: decode(payload) is its text.
+    """
+    if url is not None and data is not None:
+        raise UsageError("--url and --data both say where the messages are: leave out one")
+    settings = load_settings(None, data)
+    if data is not None or (url is None and (settings.node.data / "log").exists()):
+        from headrace.client.query import query_files
+
+        found = query_files(
+            query, existing_log(settings), _committed(settings, client_id) if as_of is None else as_of
+        )
+    else:
+        from headrace.client.query import query_link
+
+        access = hub_access(url, DoorScheme.TUBE, client_id)
+        found = access.ask("headrace sql", lambda link: query_link(query, link, as_of))
+    usual = ResultFormat.JSON if as_json else ResultFormat.TABLE if on_terminal() else ResultFormat.CSV
+    _write(found, form or usual)
+    about = {key.decode(): value.decode() for key, value in (found.schema.metadata or {}).items()}
+    typer.echo(
+        f"headrace: exact for log {about['headrace.log']} up to message {about['headrace.head']}", err=True
+    )
+
+
+def _committed(settings: Any, client_id: str | None) -> int | None:
+    """Return the last message that the running hub has committed: its files may have later ones."""
+    from headrace.cli.terminal.running_hub import find_running_hub
+
+    try:
+        hub = find_running_hub(settings.node.data / "log", find_credentials(client_id))
+        return None if hub is None else int(hub.status()["head"])
+    except HeadraceError:
+        return None
+
+
+def _write(found: pa.Table, form: ResultFormat) -> None:
+    match form:
+        case ResultFormat.TABLE:
+            table = plain_table(
+                *(f">{field.name}" if _is_number(field) else field.name for field in found.schema)
+            )
+            for row in found.slice(0, _SHOWN).to_pylist():
+                table.add_row(*(_text(value) for value in row.values()))
+            console().print(table)
+            if found.num_rows > _SHOWN:
+                typer.echo(f"headrace: {found.num_rows - _SHOWN:,} more rows: use --format csv", err=True)
+        case ResultFormat.CSV:
+            import pyarrow.csv
+
+            pyarrow.csv.write_csv(_flat(found), sys.stdout.buffer)
+        case ResultFormat.JSON:
+            import msgspec
+
+            for row in found.to_pylist():
+                texts = {
+                    name: _text(value) if isinstance(value, bytes) else value for name, value in row.items()
+                }
+                sys.stdout.buffer.write(msgspec.json.encode(texts, enc_hook=str) + b"\n")
+        case ResultFormat.PARQUET:
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(found, sys.stdout.buffer)
+        case ResultFormat.ARROW:
+            import pyarrow.ipc
+
+            with pyarrow.ipc.new_stream(sys.stdout.buffer, found.schema) as writer:
+                writer.write_table(found)
+    sys.stdout.flush()
+
+
+def _is_number(field: Any) -> bool:
+    import pyarrow.types
+
+    return bool(pyarrow.types.is_integer(field.type) or pyarrow.types.is_floating(field.type))
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bytes():
+            return value.decode(errors="replace")
+        case bool():
+            return str(value).lower()
+        case int():
+            return f"{value:,}"
+        case _:
+            return str(value)
+
+
+def _flat(found: pa.Table) -> pa.Table:
+    """Make texts of columns that CSV cannot have."""
+    import pyarrow as pa
+
+    columns = []
+    for column in found.columns:
+        if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+            column = pa.chunked_array([pa.array([_text(value) for value in column.to_pylist()], pa.string())])
+        columns.append(column)
+    return pa.table(columns, names=found.column_names)
