@@ -108,7 +108,8 @@ class Load:
         for node in self.nodes:
             self.read_by(f"follow at {node.node}", self._follow(node.tube, before + 1))
             self.read_by(f"fyrehose at {node.node}", self._receive(node.wired["fyrehose"], before + 1))
-        name = f"consumer/{self._lives}"
+        # Another one each time: the hub remembers a consumer, and what it has not acknowledged.
+        name = f"consumer/{before}/{self._lives}"
         self._reading[name] = asyncio.create_task(self._consume(name, self.nodes[-1].tube, before + 1))
 
     def lost_memory(self, node: str) -> None:
