@@ -107,6 +107,14 @@ _THOROUGH = tuple(
     f"tests/{place}"
     for place in (
         "attacks/",
+        "cli/log/test_verify_and_repair.py",
+        "cli/terminal/test_completion.py",
+        "cli/test_pub_sub.py",
+        "cli/test_replay.py",
+        "cli/test_serve.py",
+        "cli/test_services.py",
+        "cli/test_sub_where.py",
+        "cli/test_tail.py",
         "deploy/",
         "docs/test_examples.py",
         "docs/test_walks.py",
@@ -116,11 +124,13 @@ _THOROUGH = tuple(
         "log/damage/",
         "log/test_damage.py",
         "log/test_sealing.py",
+        "net/cluster/test_hanging_disk.py",
+        "net/cluster/test_node.py",
         "simulation/",
         "system/",
     )
 )
-"""Where tests are many seeds, every byte of a file or whole hubs: each is short, together they take a minute."""
+"""Where tests are many seeds, every byte of a file, or processes: each is short, together they take a minute."""
 
 _TURNS_TO_FINISH = 10
 """Turns of the event loop that a cancelled task may take to end."""
