@@ -43,7 +43,9 @@ class Listener(Protocol):
         """Accept no more."""
 
 
-Accept = Callable[[socket.socket, Callable[[tuple[str, int] | None], asyncio.BaseProtocol]], Awaitable[Listener]]
+Accept = Callable[
+    [socket.socket, Callable[[tuple[str, int] | None], asyncio.BaseProtocol]], Awaitable[Listener]
+]
 """Accepts connections on a socket, with a protocol for each, made for the peer's address if that is another's than the
 socket says."""
 
