@@ -63,7 +63,11 @@ def test_one_screen() -> None:
 
 def test_clients_that_have_or_want_much() -> None:
     few = {"connections": 1, "subscriptions": 2, "state_bytes": 0, "paused": 0, "refused": 0}
-    accounts = {"10.0.0.7": {**few, "state_bytes": 3 << 20}, "gateway": {**few, "refused": 9}, "10.0.0.8": few}
+    accounts = {
+        "10.0.0.7": {**few, "state_bytes": 3 << 20},
+        "gateway": {**few, "refused": 9},
+        "10.0.0.8": few,
+    }
     out = StringIO()
     past = {"in": deque([0.0]), "out": deque([0.0])}
     second = top.HubSecond({**STATUS, "accounts": accounts}, SAMPLE)

@@ -156,7 +156,9 @@ def test_the_example_settings() -> None:
 
 def test_the_unit_asks_who_comes() -> None:
     told = dict(
-        re.findall(r"^Environment=(HEADRACE_\w+)=(\S+)", (DEPLOY / "headrace.service").read_text(), re.MULTILINE)
+        re.findall(
+            r"^Environment=(HEADRACE_\w+)=(\S+)", (DEPLOY / "headrace.service").read_text(), re.MULTILINE
+        )
     )
     settings = load(environ=told)
     assert settings.auth.required

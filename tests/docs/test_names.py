@@ -10,7 +10,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"\bheadrace(?:\.[A-Za-z_]\w*)+")
-NOT_PYTHON = {"headrace.archive", "headrace.through", "headrace.service", "headrace.toml", "headrace.log"}
+NOT_PYTHON = {
+    "headrace.archive",
+    "headrace.head",
+    "headrace.through",
+    "headrace.service",
+    "headrace.toml",
+    "headrace.log",
+}
 """Tables, properties and files that only look like names."""
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")])

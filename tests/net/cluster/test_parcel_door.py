@@ -24,7 +24,6 @@ from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import DscReq, Mode, NodeInfo, Ping
 
 
-
 class Peer:
     """A plain socket that knows CBOR."""
 

@@ -117,7 +117,7 @@ async def test_a_client_with_much_uncommitted_is_not_read(
 async def test_more_attributes_than_a_message_may_have_are_refused(start: Start) -> None:
     server = await start("limits.attributes=3", "limits.message_bytes=100")
     async with link_peer(server) as peer:
-        few = {name: "x" for name in "abc"}
+        few = dict.fromkeys("abc", "x")
         assert (await peer.ask(rows(b"x", b"y", **few), op="publish", id=1))["ok"]
         answer = await peer.ask(rows(b"x", **few, d="x"), op="publish", id=2)
         assert (answer["error"], answer["limit"]) == ("limit", 3)
