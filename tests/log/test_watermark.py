@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from random import Random
@@ -153,3 +154,48 @@ def test_it_goes_back_with_the_log(tmp_path: Path) -> None:
     log.sync()
     assert watermark.read(tmp_path) == (log.uuid, 2)
     log.close()
+
+
+def test_what_was_not_synced_is_written_again_before_it_is_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed sync the system may show what it has given up writing, and call the next sync a success."""
+    log = Log.open(tmp_path)
+    log.append([Batch(Run.of([b"synced"] * 3), first=1, origin="a")])
+    log.commit(log.sync())
+    (tail,) = tmp_path.glob("*.open")
+    safe = tail.stat().st_size
+    log.append([Batch(Run.of([b"given up"] * 3), first=4, origin="a")])
+    log.append([Batch(Run.of([b"this too"]), first=7, origin="a")])
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in tmp_path.iterdir():
+        if path.is_file() and path.name != "lock":
+            shutil.copy(path, copy)
+    log.close()
+    (tail,) = copy.glob("*.open")
+    before, again = tail.read_bytes(), bytearray(len(tail.read_bytes()))
+    syncs: list[int] = []
+    pwrite, fdatasync = os.pwrite, os.fdatasync
+
+    def written(descriptor: int, data: bytes, at: int) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == tail:
+            assert not syncs
+            again[at : at + len(data)] = data
+        return pwrite(descriptor, data, at)
+
+    def synced(descriptor: int) -> None:
+        syncs.append(descriptor)
+        fdatasync(descriptor)
+
+    monkeypatch.setattr(os, "pwrite", written)
+    monkeypatch.setattr(os, "fdatasync", synced)
+    opened = Log.open(copy)
+    monkeypatch.undo()
+    assert opened.head == 7
+    assert bytes(again[safe:]) == before[safe:]
+    assert len(before) > safe
+    assert not any(again[:HEADER_BYTES])
+    assert syncs
+    opened.close()
+    assert tail.read_bytes() == before

@@ -89,8 +89,11 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
         segments.append(TailFile.create(path, recovered.uuid, op, following, time, sync=sync))
     if sync:
         # A killed hub leaves unsynced writes. They are served from now on, so they must survive.
+        mark = watermark.read(directory)
+        synced = mark[1] if mark is not None and mark[0] == recovered.uuid else 0
         for segment in segments:
             if isinstance(segment, TailFile):
+                segment.write_again(synced)
                 os.fdatasync(segment.fd)
         sync_directory(directory)
     return recovered

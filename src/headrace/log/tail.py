@@ -181,6 +181,23 @@ class TailFile:
         """The file's header."""
         return FileHeader(self.uuid, self.first_op, self.first, self._before, self._salt)
 
+    def write_again(self, synced: int) -> None:
+        """Write all frames after operation ``synced`` once more, as they are.
+
+        If a sync has failed, the system may have given up on what it could not write and still show it to readers: the
+        next sync would succeed without it. What is written again is on its way to the disk again.
+        """
+        columns = self._columns
+        if self.last_op <= synced:
+            return
+        place = bisect_right(columns.ops, synced)
+        at = columns.offsets[place - 1] if place else 0
+        while at < self.size:
+            data = os.pread(self.fd, min(READ_BYTES, self.size - at), at)
+            if not data:
+                break
+            at += os.pwrite(self.fd, data, at)
+
     @property
     def last(self) -> int:
         """The last message appended; ``first - 1`` when there is none."""
