@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from uuid import UUID
 
@@ -11,6 +12,7 @@ import pytest
 from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState, entry
+from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.message import NOT_A_MESSAGE, Batch, Run
@@ -194,3 +196,17 @@ class TestRestore:
         state.restore(empty)
         assert (state.holds, state.seq) == ({}, 0)
         empty.close()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b'{"seq": "\xff"}', b'{"time": 1, "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"\xff", b""],
+    ids=["no text", "deep", "no json", "empty"],
+)
+def test_no_payload_of_an_entry_breaks_the_hub(payload: bytes) -> None:
+    parts = StateParts()
+    state = parts.state()
+    names = [part.name for part in (getattr(parts, each.name) for each in fields(parts))]
+    for op, name in enumerate([*names, "hold"], 1):
+        state.apply(placed(entry(name, "a", payload), op))
+    assert state.op == len(names) + 1

@@ -14,7 +14,7 @@ have the same log have the same state.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -23,6 +23,9 @@ from headrace.log import Log
 from headrace.log.snapshot import FrozenState, Snapshot
 from headrace.log.snapshot_pieces import Section
 from headrace.message import NOT_A_MESSAGE, Batch, Run
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading a payload raises: for bytes that are no text, and for values within values beyond all measure, too."""
 
 
 class StatePart(Protocol):
@@ -90,7 +93,7 @@ class HubState:
                 if part is not None:
                     try:
                         part.apply(name, message.payload, message.seq, op)
-                    except msgspec.DecodeError:
+                    except _UNREADABLE:
                         # A relayed entry may be malformed. It changes nothing, here and wherever this log is read.
                         self.unread += 1
         for part in self._followers:

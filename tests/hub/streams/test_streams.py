@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.hub.state import HubState
 from headrace.hub.streams import streams as entries
-from headrace.hub.streams.stream import ForkOrigin, ProducerAppend, Range, Shape
+from headrace.hub.streams.stream import MAX_INHERITED, ForkOrigin, ProducerAppend, Range, Shape
 from headrace.hub.streams.streams import Appended, Streams
 from headrace.message import Batch, Run
 
@@ -151,3 +151,24 @@ def test_a_snapshot_anywhere_changes_nothing(orders: list[tuple[Any, ...]], cut:
         forks = [each for each in whole.streams if each.source == stream.id]
         assert stream.forks == len(forks)
         assert not stream.deleted or forks
+
+
+def test_a_long_chain_of_deleted_forks_is_forgotten_whole() -> None:
+    history, many = History(), 3000
+    history.take(entries.create("0", TEXT, 0))
+    for place in range(1, many):
+        history.take(entries.create(str(place), Shape("text/plain", fork=ForkOrigin(str(place - 1), 0)), 0))
+    for place in range(many):
+        history.take(entries.delete(str(place), 0))
+    assert len(history.streams) == 0
+    assert history.state.unread == 0
+
+
+def test_a_fork_has_messages_of_so_many_topics_at_most() -> None:
+    history = History()
+    history.take(entries.create("0", TEXT, 0))
+    for place in range(1, 2 * MAX_INHERITED):
+        seq = history.publish(str(place - 1))
+        history.take(entries.create(str(place), Shape("text/plain", fork=ForkOrigin(str(place - 1), seq)), 0))
+    assert max(len(stream.inherited) for stream in history.streams) == MAX_INHERITED
+    assert len(history.streams) == MAX_INHERITED + 1

@@ -17,6 +17,9 @@ from headrace.message import MAX_SEQUENCE
 MAX_PRODUCERS: Final = 1024
 """Producers of one stream. No limit here is a setting: the state must depend on the log alone."""
 
+MAX_INHERITED: Final = 64
+"""Ranges of other topics that a fork of a fork of a fork may have: each of them is kept with it, and read in turn."""
+
 MAX_TEXT: Final = 255
 """Characters of a content type, of a producer's id and of a writer's sequence."""
 

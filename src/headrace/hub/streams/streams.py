@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from headrace.hub.state import entry
 from headrace.hub.streams.stream import (
+    MAX_INHERITED,
     MAX_PRODUCERS,
     Micros,
     Producer,
@@ -144,6 +145,8 @@ class Streams:
             if source is None or source.deleted:
                 return
             stream.inherited = source.ranges_until(shape.fork.upto)
+            if len(stream.inherited) > MAX_INHERITED:
+                return
             stream.source = source.id
             source.forks += 1
         self._streams[topic] = self._by_id[op] = stream
@@ -161,19 +164,24 @@ class Streams:
             stream.closed, stream.closer = True, append.producer
 
     def _remove(self, stream: Stream, seq: int) -> None:
+        """Remove a stream, and its deleted sources that were only kept for it; or keep it for its forks."""
         if stream.forks:
             stream.deleted = True
             return
+        leaving: Stream | None = stream
+        while leaving is not None:
+            source = self._by_id.get(leaving.source)
+            self._forget(leaving, seq)
+            if source is not None:
+                source.forks -= 1
+            leaving = source if source is not None and source.deleted and not source.forks else None
+
+    def _forget(self, stream: Stream, seq: int) -> None:
         del self._streams[stream.topic], self._by_id[stream.id]
         self._forgotten.pop(stream.topic, None)
         while len(self._forgotten) >= MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]
         self._forgotten[stream.topic] = seq
-        source = self._by_id.get(stream.source)
-        if source is not None:
-            source.forks -= 1
-            if source.deleted and not source.forks:
-                self._remove(source, seq)
 
     def _note(self, topic: str, seq: int, time: int) -> None:
         stream = self._streams.get(topic)
