@@ -176,4 +176,4 @@ async def test_rights_hold_for_streams(tmp_path: Path) -> None:
             ("POST", "/v1/publish/shut/a"),
         ):
             await ask(http, method, path, 403, None if method in ("GET", "HEAD") else b"x")
-        await ask(http, "PUT", "/v1/stream/open/b", 404, Stream_Forked_From="/v1/stream/shut/a")
+        await ask(http, "PUT", "/v1/stream/open/b", 403, Stream_Forked_From="/v1/stream/shut/a")

@@ -47,9 +47,15 @@ HEADERS: Final = {
 }
 
 
-async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+_SANDBOX: Final = {"Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'"}
+"""For what publishers chose, bytes and content type: were it a page, it must not act as one of ours."""
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the headers of every answer."""
     response.headers.update(HEADERS)
+    if request.path.startswith(STREAMS):
+        response.headers.update(_SANDBOX)
 
 
 class AccessCheck:
@@ -68,6 +74,8 @@ class AccessCheck:
             raise refusal(web.HTTPBadRequest, f"the header Host is no address: {error}") from None
         if not named:
             raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
+        if request.path.startswith(STREAMS) and not _is_text(request):
+            raise refusal(web.HTTPBadRequest, "a header is not UTF-8")
         if request.method not in _SAFE:
             self._check_origin(request)
         principal = self._identification.principal_of(request)
@@ -116,3 +124,13 @@ class AccessCheck:
             return ip_address(name).is_loopback
         except ValueError:
             return name == "localhost" or name.endswith(".localhost")
+
+
+def _is_text(request: web.Request) -> bool:
+    """Whether every header is text, so that it can be kept and quoted."""
+    try:
+        for _, value in request.raw_headers:
+            value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

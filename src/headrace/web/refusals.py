@@ -8,4 +8,6 @@ from aiohttp import web
 
 def refusal(kind: type[web.HTTPError], why: str) -> web.HTTPError:
     """Make an error answer with its reason, in JSON like every other answer."""
-    return kind(text=msgspec.json.encode({"error": why}).decode(), content_type="application/json")
+    # A reason may quote what came, which need not be text.
+    said = why.encode(errors="replace").decode()
+    return kind(text=msgspec.json.encode({"error": said}).decode(), content_type="application/json")

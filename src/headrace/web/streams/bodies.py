@@ -12,6 +12,9 @@ import msgspec
 from headrace.hub.streams.stream import Shape
 from headrace.message import Message
 
+NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON raises: for bytes that are no text, and for values nested beyond all measure, too."""
+
 _LINE_END: Final = re.compile("\r\n|\r|\n")
 
 
@@ -54,7 +57,7 @@ def _values(message: Message) -> bytes:
     payload = message.payload
     try:
         msgspec.json.decode(payload)
-    except msgspec.DecodeError:
+    except NO_JSON:
         # Other doors publish what they like on the topic: what is no JSON is shown as text.
         return msgspec.json.encode(payload.decode(errors="replace"))
     payload = payload.strip()

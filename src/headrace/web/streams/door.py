@@ -23,7 +23,15 @@ from aiohttp import hdrs, web
 from headrace.errors import FullError, StorageError
 from headrace.hub.access.principal import Action
 from headrace.hub.streams import streams as entries
-from headrace.hub.streams.stream import ForkOrigin, ProducerAppend, Shape, Stream, media_type
+from headrace.hub.streams.stream import (
+    MAX_INHERITED,
+    MAX_PRODUCERS,
+    ForkOrigin,
+    ProducerAppend,
+    Shape,
+    Stream,
+    media_type,
+)
 from headrace.hub.streams.streams import Appended
 from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
@@ -31,7 +39,7 @@ from headrace.protocols import HTTP
 from headrace.web.refusals import refusal
 from headrace.web.rights import check
 from headrace.web.stream_holder import held
-from headrace.web.streams.bodies import event_lines, is_encoded, joined, json_values
+from headrace.web.streams.bodies import NO_JSON, event_lines, is_encoded, joined, json_values
 from headrace.web.streams.offsets import next_cursor, write_offset
 from headrace.web.streams.reading import Page, StreamReader
 from headrace.web.streams.requests import (
@@ -54,6 +62,9 @@ PUBLISH: Final = "/v1/publish/"
 _COMMIT_SECONDS: Final = 10.0
 _EVENTS_SECONDS: Final = 60.0
 """Seconds after which a stream of events ends, so that a proxy can join its readers; they come back by themselves."""
+
+_SLOWEST_RATE: Final = 1 << 16
+"""Bytes of a body in a second, at least."""
 
 _TOUCH_SHARE: Final = 10
 """A stream is made younger by a read once a tenth of its time has passed: not every read is an entry of the log."""
@@ -103,7 +114,10 @@ class StreamDoor:
     async def _put(self, request: web.Request) -> web.Response:
         topic = topic_of(request.path)
         check(self._server.access, request, Action.PUBLISH, topic)
-        asked, body = fork_of(request), await request.read()
+        asked = fork_of(request)
+        if asked is not None:
+            check(self._server.access, request, Action.READ, asked.topic)
+        body = await self._body(request)
         async with self._turn(topic):
             now = _now()
             known = self._live(topic, now)
@@ -127,8 +141,10 @@ class StreamDoor:
         source = None if asked is None else self._source(asked, now)
         fork, prefix = None, b""
         if asked is not None and source is not None:
-            check(self._server.access, request, Action.READ, asked.topic)
+            self._check_reads(request, source)
             fork = self._place(asked, source, None)
+            if len(source.ranges_until(fork.upto)) > MAX_INHERITED:
+                raise _problem(409, f"a fork has messages of {MAX_INHERITED} sources at most, one of another")
             if fork.part:
                 prefix = await self._part(source, fork)
         shape = shape_of(request, fork, None if source is None else source.shape)
@@ -190,7 +206,9 @@ class StreamDoor:
     async def _head(self, request: web.Request) -> web.Response:
         topic = topic_of(request.path)
         check(self._server.access, request, Action.READ, topic)
-        return self._described(request, await self._existing(topic), 200)
+        stream = await self._existing(topic)
+        self._check_reads(request, stream)
+        return self._described(request, stream, 200)
 
     def _described(self, request: web.Request, stream: Stream, status: int) -> web.Response:
         shape = stream.shape
@@ -215,7 +233,7 @@ class StreamDoor:
         check(self._server.access, request, Action.PUBLISH, topic)
         producer, writer, closing = producer_of(request), writer_of(request), closes(request)
         content_type = request.headers.get("Content-Type")
-        body = await request.read()
+        body = await self._body(request)
         stream = await self._existing(topic)
         if not body and not closing:
             raise bad("an append has a body")
@@ -261,6 +279,8 @@ class StreamDoor:
         """Whether a producer's append is there already; one that cannot be next is refused."""
         known = stream.producers.get(given.id)
         if known is None:
+            if len(stream.producers) >= MAX_PRODUCERS:
+                raise refusal(web.HTTPTooManyRequests, f"the stream has {MAX_PRODUCERS} producers")
             expected = 0
         elif given.epoch < known.epoch:
             raise _problem(
@@ -293,7 +313,7 @@ class StreamDoor:
         """Publish whatever comes as one message."""
         topic = request.match_info["topic"]
         check(self._server.access, request, Action.PUBLISH, topic)
-        body = await request.read()
+        body = await self._body(request)
         named = {
             **request.query,
             **{
@@ -316,6 +336,8 @@ class StreamDoor:
             raise web.HTTPRequestEntityTooLarge(most, len(body))
         columns = None
         if attributes:
+            if len(attributes) > (limit := self._server.settings.limits.attributes):
+                raise bad(f"a message has at most {limit} attributes")
             texts, numbers = _sorted(attributes)
             maps = {
                 "attributes": map_column("attributes", [texts]),
@@ -330,6 +352,7 @@ class StreamDoor:
         topic = topic_of(request.path)
         check(self._server.access, request, Action.READ, topic)
         asked, stream = read_of(request), await self._existing(topic)
+        self._check_reads(request, stream)
         await self._touch(stream)
         if asked.live == "sse":
             with held(self._server.access, request):
@@ -391,6 +414,7 @@ class StreamDoor:
                 if stream.closed or not await watch.changed(deadline, self._stopping):
                     return self._page(request, stream, after, page, asked, 204)
                 stream = await self._existing(topic)
+                self._check_reads(request, stream)
 
     async def _events(
         self, request: web.Request, topic: str, stream: Stream, asked: ReadRequest
@@ -414,16 +438,23 @@ class StreamDoor:
                 closed = stream.closed and page.up_to_date
                 if page.messages or closed or not said:
                     cursor = next_cursor(time(), cursor)
-                    await self._send(response, _event_text(stream.shape, page, closed, cursor))
+                    await self._send(request, response, _event_text(stream.shape, page, closed, cursor))
                     after, said = page.upto, True
                 if closed or (page.up_to_date and not await watch.changed(deadline, self._stopping)):
                     break
                 stream = await self._existing(topic)
+                self._check_reads(request, stream)
         return response
 
-    async def _send(self, response: web.StreamResponse, text: str) -> None:
-        async with asyncio.timeout(self._server.settings.limits.slow_seconds):
-            await response.write(text.encode())
+    async def _send(self, request: web.Request, response: web.StreamResponse, text: str) -> None:
+        try:
+            async with asyncio.timeout(self._server.settings.limits.slow_seconds):
+                await response.write(text.encode())
+        except TimeoutError:
+            # The reader is gone or asleep; it comes back by itself.
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the reader takes nothing") from None
 
     async def _touch(self, stream: Stream) -> None:
         ttl, now = stream.shape.ttl, _now()
@@ -431,6 +462,23 @@ class StreamDoor:
             await self._commit([entries.touch(stream.topic, now)])
 
     # Common to all
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Read what is sent, for as long as that may take: whoever is slower keeps a request from others."""
+        limits = self._server.settings.limits
+        size = request.content_length
+        seconds = limits.slow_seconds + (limits.message_bytes if size is None else size) / _SLOWEST_RATE
+        try:
+            async with asyncio.timeout(seconds):
+                return await request.read()
+        except TimeoutError:
+            self._server.hub.counters.refuse("http", "stalled", str(request.remote), "the body does not come")
+            raise refusal(web.HTTPRequestTimeout, "the body does not come") from None
+
+    def _check_reads(self, request: web.Request, stream: Stream) -> None:
+        """Refuse a fork to whoever may not read a source of it: a message keeps its topic."""
+        for topic in {each.topic for each in stream.inherited}:
+            check(self._server.access, request, Action.READ, topic)
 
     def _live(self, topic: str, now: int) -> Stream | None:
         """Return a stream that was created and has not expired."""
@@ -544,7 +592,7 @@ def _checked_json(body: bytes) -> int:
     """Return how many values an append has; refuse what is no JSON."""
     try:
         return len(json_values(body))
-    except msgspec.DecodeError as error:
+    except NO_JSON as error:
         raise bad(f"this is no JSON: {error}") from None
 
 
@@ -581,7 +629,7 @@ def _problem(status: int, why: str, headers: dict[str, str] | None = None) -> we
         503: web.HTTPServiceUnavailable,
         507: web.HTTPInsufficientStorage,
     }
-    text = msgspec.json.encode({"error": why}).decode()
+    text = msgspec.json.encode({"error": why.encode(errors="replace").decode()}).decode()
     return kinds[status](text=text, content_type="application/json", headers=headers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -30,8 +30,9 @@ def bad(why: str) -> web.HTTPError:
 def topic_of(path: str) -> str:
     """Return the topic that a stream's path names."""
     topic = path.removeprefix(PREFIX)
-    if not topic or len(topic) > MAX_TOPIC or "*" in topic or not topic.isprintable():
-        raise bad(f"a stream is named by a topic of up to {MAX_TOPIC} characters without *")
+    # What is printable can be encoded.
+    if not topic or "*" in topic or not topic.isprintable() or len(topic.encode()) > MAX_TOPIC:
+        raise bad(f"a stream is named by a topic of up to {MAX_TOPIC} bytes without *")
     return topic
 
 
@@ -97,7 +98,10 @@ def fork_of(request: web.Request) -> ForkRequest | None:
         if offset is not None or part is not None:
             raise bad("Stream-Forked-From must name the stream to fork")
         return None
-    path = unquote(urlsplit(source).path)
+    try:
+        path = unquote(urlsplit(source).path)
+    except ValueError:
+        path = ""
     if not path.startswith(PREFIX):
         raise bad(f"Stream-Forked-From: {source}: expected the path of a stream, {PREFIX}TOPIC")
     upto = None
@@ -146,6 +150,7 @@ def _moment(text: str) -> int:
     try:
         if not _RFC3339.fullmatch(text):
             raise ValueError(text)
-        return max(0, int(datetime.fromisoformat(text.upper()).timestamp() * 1_000_000))
+        # As a time of UTC, which is how it will be told: its year may be another.
+        return max(0, int(datetime.fromisoformat(text.upper()).astimezone(UTC).timestamp() * 1_000_000))
     except (ValueError, OverflowError):
         raise bad(f"Stream-Expires-At: {text}: expected a time as in RFC 3339") from None
