@@ -37,6 +37,8 @@ SPARE: Final = 16
 """Connections that are left to health checks, however many requests are under way."""
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
+LINGER_SECONDS: Final = 1.0
+"""How long the rest of a request is taken that was answered before it was whole."""
 
 _MISTAKES: Final = (HttpProcessingError, PayloadEncodingError, ConnectionError)
 """Errors that are the peer's."""
@@ -69,6 +71,7 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
         logger=_ErrorLog(server),
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=KEEPALIVE_SECONDS,
+        lingering_time=LINGER_SECONDS,
     )
     await runner.setup()
     listening = await server.entrance.listen(

@@ -81,3 +81,11 @@ def test_accounts_of_peers_that_have_nothing_are_forgotten() -> None:
         accounts.of(NOBODY, f"address {number}")
     assert len(accounts) <= MOST_IDLE
     assert accounts.of(NOBODY, "kept") is kept
+
+
+def test_a_reload_leaves_those_whom_nobody_knows_their_own_budget() -> None:
+    own = settings("access.anonymous.limits=connections 1", "access.anonymous.allow=read **")
+    accounts = Accounts(own)
+    account = accounts.of(NOBODY, "10.0.0.1")
+    accounts.reload(own)
+    assert account.budget.connections == 1

@@ -15,6 +15,7 @@ from headrace.hub.access.authentication import (
     Denied,
     Verdict,
 )
+from headrace.hub.access.login_attempts import FREE
 from headrace.hub.access.used_tokens import UsedToken, UsedTokens
 from headrace.wire.sdk.auth import Auth, Digest, is_signed, sign
 
@@ -209,3 +210,15 @@ class TestFailures:
         for _ in range(30):
             assert one.judge(proof(), NOW).denied is Denied.REPEATED
             assert one.judge(proof(NOW - 400), NOW).denied is Denied.STALE
+
+
+def test_guessing_is_slowed_where_proving_oneself_is_only_useful() -> None:
+    one = Authentication({CLIENT.hex(): Secret("key")}, required=False, useful=True)
+    for _ in range(FREE):
+        assert one.judge(proof(key=b"guess"), NOW, address="192.0.2.1") == Verdict()
+    # The right key is not looked at while the pause lasts, so that trying tells nothing.
+    assert one.judge(proof(), NOW, address="192.0.2.1") == Verdict()
+    assert one.judge(proof(), NOW, address="192.0.2.2") == Verdict(CLIENT.hex())
+    for _ in range(30):
+        one.judge(proof(client=bytes(12)), NOW, address="192.0.2.3")
+    assert one.judge(proof(NOW + 1), NOW, address="192.0.2.3") == Verdict(CLIENT.hex())

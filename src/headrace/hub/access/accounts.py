@@ -89,6 +89,7 @@ class Account:
         "budget",
         "has",
         "name",
+        "of",
         "paused",
         "rated",
         "received_bytes",
@@ -99,9 +100,11 @@ class Account:
         "state_pending",
     )
 
-    def __init__(self, name: str, budget: Budget) -> None:
+    def __init__(self, name: str, budget: Budget, of: str = "") -> None:
         self.name = name
         """The principal's name, or the address."""
+        self.of = of or name
+        """The name of the principal whose budget it has."""
         self.has: dict[Resource, int] = dict.fromkeys(Resource, 0)
         self.state_bytes = 0
         """Bytes of the services that it was the last to publish to."""
@@ -219,14 +222,14 @@ class Accounts:
         if account is None:
             if len(self._accounts) >= self._tidy_at:
                 self._tidy()
-            account = self._accounts[name] = Account(name, self._budget(principal.name))
+            account = self._accounts[name] = Account(name, self._budget(principal.name), principal.name)
         return account
 
     def reload(self, settings: Settings) -> None:
         """Give every account the budget that other settings say."""
         self._settings = settings
         for account in self:
-            account.obey(self._budget(account.name))
+            account.obey(self._budget(account.of))
 
     def _budget(self, name: str) -> Budget:
         limits = self._settings.limits

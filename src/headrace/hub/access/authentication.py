@@ -102,11 +102,10 @@ class Authentication:
         if denied is None:
             self.attempts.succeeded(client, address)
             return Verdict(client)
-        if not self.required:
-            return Verdict()
-        if denied in _GUESSES:
+        # Where nobody has to prove anything, many name an id that nobody has: only a known one can be guessed at.
+        if denied in _GUESSES and (self.required or denied is Denied.WRONG):
             self.attempts.failed(client, address, now)
-        return Verdict(denied=denied)
+        return Verdict(denied=denied) if self.required else Verdict()
 
     def _examine(self, auth: Auth, now: float, challenge: str | None) -> Denied | None:
         key = self._clients.get(client_id_text(auth.client_id))
