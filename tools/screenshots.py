@@ -29,7 +29,10 @@ import headrace
 from headrace.cli.demo.processes import JOBS, started_processes
 
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
-PAGES = ("overview", "stream", "services", "subscriptions", "pipeline")
+PAGES = (
+    *("overview", "stream", "topics", "services", "consumers", "subscriptions"),
+    *("connections", "pipeline", "settings"),
+)
 CLUSTER = IMG.parent.parent / "examples" / "cluster" / "run.py"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 SIZE: Any = {"width": 1180, "height": 800}
@@ -37,6 +40,21 @@ HEIGHTS = {"pipeline": 1260, "subscriptions": 820, "cluster": 480}
 """Pages that have more, or less, to show."""
 TERMINAL = 120, 34
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def consume(url: str) -> None:
+    """A durable consumer with something to show: some messages done, some waiting, one given up."""
+    with (
+        headrace.connect_sync(url) as link,
+        link.consumer("workshop", topic="vehicle/*", max_tries=1) as consumer,
+    ):
+        for count, message in enumerate(consumer):
+            if count == 3:
+                consumer.nack(message)
+            else:
+                consumer.ack(message)
+            if count == 20:
+                break
 
 
 def photograph(address: str, pages: Sequence[str]) -> None:
@@ -102,6 +120,8 @@ def _arrange(page: Any, name: str) -> None:
     elif name == "services":
         page.get_by_label("Find a service").fill("tram")
         page.get_by_role("button", name="vehicle/tram-1", exact=True).click()
+    elif name == "consumers":
+        page.get_by_role("button", name="workshop", exact=True).click()
     elif name == "subscriptions":
         page.get_by_label("Attributes").fill("x=500 y=300")
         page.get_by_role("button", name="Who would get this?").click()
@@ -114,7 +134,11 @@ def main(seconds: float) -> None:
         from headrace.demo.play import Play
 
         play = Play(stage.doors, vehicles=24, seconds=seconds, spark=stage.spark_end)
-        camera = threading.Thread(target=photograph, args=(play.dashboard, PAGES))
+        # It takes messages of the demo, which come once this runs.
+        threading.Thread(target=consume, args=(f"tube://{stage.doors['tube_tcp']}",), daemon=True).start()
+        camera = threading.Thread(
+            target=photograph, args=(play.dashboard, f"tube://{stage.doors['tube_tcp']}", PAGES)
+        )
         shown = ""
 
         def look() -> None:

@@ -11,6 +11,7 @@ import resource
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -58,6 +59,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         running.terminate()
 
 
+def steady(hub: HubProcess) -> bool:
+    """Whether the hub's memory stands still for a while."""
+    before = memory(hub)
+    time.sleep(0.4)
+    return abs(memory(hub) - before) < 1 << 20
+
+
 @contextmanager
 def bystanders(hub: HubProcess, random: Random) -> Iterator[Callable[[], None]]:
     """A publisher and a subscriber at work before, during and after what is done meanwhile.
@@ -82,6 +90,8 @@ def bystanders(hub: HubProcess, random: Random) -> Iterator[Callable[[], None]]:
         thread.start()
         try:
             progress()
+            # The first batch has compiled code loaded, in a thread.
+            eventually("the hub has its kernels", lambda: steady(hub))
             before = memory(hub)
             yield progress
             progress()

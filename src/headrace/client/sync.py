@@ -278,6 +278,7 @@ class SyncLinkClient(SyncClient[LinkClient]):
     abort = Blocking(LinkClient.abort)
     ask = Blocking(LinkClient.ask)
     status = Blocking(LinkClient.status)
+    reload = Blocking(LinkClient.reload)
     report = Blocking(LinkClient.report)
     lost = Blocking(LinkClient.lost)
     report_lost = Blocking(LinkClient.report_lost)

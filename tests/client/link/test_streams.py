@@ -124,7 +124,7 @@ async def test_a_filter_may_pass_over_much(server: Server, link: LinkClient, liv
 async def test_a_read_with_a_filter_may_pass_over_much(
     server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.net.link.row_bodies._SCAN_BYTES", 1)
+    monkeypatch.setattr("headrace.net.link.row_bodies.SCAN_BYTES", 1)
     monkeypatch.setattr("headrace.net.link.row_bodies.ROWS_BYTES", 200)
     for number in range(3):
         await link.publish([bytes(100)] * 10, topic="other")
