@@ -1,4 +1,4 @@
-"""Requests to ``/v1/`` that are made to harm the hub, its other users, or the people who look at its pages."""
+"""Requests, to ``/v1/`` above all, that are made to harm the hub, its other users, or the people who look at its pages."""
 
 from __future__ import annotations
 
@@ -152,3 +152,9 @@ async def test_a_producer_too_many_is_refused(
         async with http.post("/v1/stream/p", data=b"x", headers=headers) as answer:
             statuses.append(answer.status)
     assert statuses == [200, 200, 429, 204]
+
+
+async def test_a_body_of_the_api_that_is_no_text_is_refused(http: aiohttp.ClientSession) -> None:
+    body = b'{"consumer": "\xff"}'
+    async with http.post("/api/consumers/remove", data=body, headers={"X-Headrace": "1"}) as answer:
+        assert answer.status == 400

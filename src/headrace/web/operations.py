@@ -289,5 +289,5 @@ async def _body(request: web.Request, kind: type[Any]) -> Any:
         body = await request.read()
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refusal(web.HTTPBadRequest, f"not what is expected here: {error}") from None
