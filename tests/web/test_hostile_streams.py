@@ -1,4 +1,4 @@
-"""Requests, to ``/v1/`` above all, that are made to harm the hub, its other users, or the people who look at its pages."""
+"""Requests that are made to harm the hub, its other users, or the people who look at its pages."""
 
 from __future__ import annotations
 
@@ -158,3 +158,15 @@ async def test_a_body_of_the_api_that_is_no_text_is_refused(http: aiohttp.Client
     body = b'{"consumer": "\xff"}'
     async with http.post("/api/consumers/remove", data=body, headers={"X-Headrace": "1"}) as answer:
         assert answer.status == 400
+
+
+async def test_a_rate_holds_for_messages_by_http(tmp_path: Path) -> None:
+    async with (
+        running_hub(tmp_path, "limits.messages_per_second=2", http=web.start) as server,
+        aiohttp.ClientSession(f"http://{server.doors['http']}") as http,
+    ):
+        answers = [await http.post("/v1/publish/a", data=b"x") for _ in range(20)]
+        assert answers[0].status == 200
+        refused = [answer for answer in answers if answer.status == 429]
+        assert refused
+        assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)

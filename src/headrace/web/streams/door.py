@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from math import ceil
 from time import time
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -37,7 +38,7 @@ from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.refusals import refusal
-from headrace.web.rights import check
+from headrace.web.rights import check, principal_of
 from headrace.web.stream_holder import held
 from headrace.web.streams.bodies import NO_JSON, event_lines, is_encoded, joined, json_values
 from headrace.web.streams.offsets import next_cursor, write_offset
@@ -465,15 +466,23 @@ class StreamDoor:
 
     async def _body(self, request: web.Request) -> bytes:
         """Read what is sent, for as long as that may take: whoever is slower keeps a request from others."""
-        limits = self._server.settings.limits
+        limits, loop = self._server.settings.limits, asyncio.get_running_loop()
+        account = self._server.accounts.of(principal_of(request), str(request.remote))
+        if (pause := account.wait(loop.time())) > 0:
+            account.paused += 1
+            refused = refusal(web.HTTPTooManyRequests, "above the rate of this client: send again later")
+            refused.headers[hdrs.RETRY_AFTER] = str(ceil(pause))
+            raise refused
         size = request.content_length
         seconds = limits.slow_seconds + (limits.message_bytes if size is None else size) / _SLOWEST_RATE
         try:
             async with asyncio.timeout(seconds):
-                return await request.read()
+                body = await request.read()
         except TimeoutError:
             self._server.hub.counters.refuse("http", "stalled", str(request.remote), "the body does not come")
             raise refusal(web.HTTPRequestTimeout, "the body does not come") from None
+        account.receive(len(body), 1, loop.time())
+        return body
 
     def _check_reads(self, request: web.Request, stream: Stream) -> None:
         """Refuse a fork to whoever may not read a source of it: a message keeps its topic."""
