@@ -136,9 +136,7 @@ def main(seconds: float) -> None:
         play = Play(stage.doors, vehicles=24, seconds=seconds, spark=stage.spark_end)
         # It takes messages of the demo, which come once this runs.
         threading.Thread(target=consume, args=(f"tube://{stage.doors['tube_tcp']}",), daemon=True).start()
-        camera = threading.Thread(
-            target=photograph, args=(play.dashboard, f"tube://{stage.doors['tube_tcp']}", PAGES)
-        )
+        camera = threading.Thread(target=photograph, args=(play.dashboard, PAGES))
         shown = ""
 
         def look() -> None:
