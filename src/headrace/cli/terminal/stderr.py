@@ -6,6 +6,7 @@ Text is ``2026-01-31T12:00:00.000Z WARNING what happened``. JSON has the same as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -35,7 +36,7 @@ _COLOURS: Final = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL:
 
 def log_to_stderr(form: LogFormat, level: LogLevel) -> None:
     """Log to stderr: the program from ``level`` on, other libraries from WARNING on."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StderrHandler()
     handler.setFormatter(
         JsonLineFormatter() if form is LogFormat.JSON else TextLineFormatter(colour=sys.stderr.isatty())
     )
@@ -45,9 +46,28 @@ def log_to_stderr(form: LogFormat, level: LogLevel) -> None:
 
 def log_briefly() -> None:
     """Log warnings in the form of a command's errors, for commands that are soon over."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StderrHandler()
     handler.setFormatter(logging.Formatter("headrace: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+class StderrHandler(logging.Handler):
+    """Writes to whatever stderr is at that moment.
+
+    A program that runs a command in its own process may have given it a stderr that is gone afterwards; what threads
+    log later must not fail for that.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as a line."""
+        try:
+            line = self.format(record) + "\n"
+            # It may be closed at any moment.
+            with contextlib.suppress(ValueError):
+                sys.stderr.write(line)
+                sys.stderr.flush()
+        except Exception:  # noqa: BLE001 -- as logging's own handlers do
+            self.handleError(record)
 
 
 class TextLineFormatter(logging.Formatter):
