@@ -40,7 +40,7 @@ class SendDelivers:
 
 
 class UnansweredReason(StrEnum):
-    """UnansweredReason a FORWARD is not answered."""
+    """Why a FORWARD is not answered."""
 
     NOT_THE_BACKBONE = "not-the-backbone"
     TOO_MANY = "too-many-forwards"

@@ -117,7 +117,7 @@ class Subscription:
 
     @property
     def gave_up(self) -> str:
-        """DiscardReason a range is lost, for a person."""
+        """The reason a range is lost, for a person."""
         return f"nobody delivered them within {self._hole_seconds:g} s of being asked"
 
     def __len__(self) -> int:
