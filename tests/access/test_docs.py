@@ -10,7 +10,7 @@ from headrace.config import ACTIONS, Secret, load
 from headrace.hub.access.audit import BURST, MOST
 from headrace.hub.access.principal import Action
 from headrace.hub.access.principals import Principals
-from headrace.net.server.audit_file import FILE_BYTES
+from headrace.net.server.access.audit_file import FILE_BYTES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
 

@@ -12,8 +12,8 @@ from headrace.config.key_files import keys_of
 from headrace.errors import ConfigError
 from headrace.hub.access.audit import AuditKind
 from headrace.hub.counters import Counters
-from headrace.net.server import audit_file
-from headrace.net.server.audit_file import AuditFile, path_of, read_audit
+from headrace.net.server.access import audit_file
+from headrace.net.server.access.audit_file import AuditFile, path_of, read_audit
 
 CLIENT = "0123456789abcdef01234567"
 

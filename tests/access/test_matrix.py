@@ -14,7 +14,7 @@ from headrace import web
 from headrace.hub.access.login_attempts import LoginAttempts
 from headrace.hub.services.objects import ServiceKind, create
 from headrace.message import Batch, Run
-from headrace.net.server.audit_file import read_audit
+from headrace.net.server.access.audit_file import read_audit
 from headrace.net.server.process import Server
 from headrace.net.spp.door import SppDoor
 

@@ -28,7 +28,7 @@ from headrace.cli.serve import _reload_on_signal
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, HeadraceError
 from headrace.message import Batch, Run
-from headrace.net.server import reloading
+from headrace.net.server.access import reloading
 from headrace.net.server.process import Server
 
 BASE = f"""

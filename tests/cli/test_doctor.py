@@ -16,7 +16,7 @@ from tests.hubprocess import FREE_DOORS, HubProcess
 from headrace.cli import doctor_checks
 from headrace.config import load
 from headrace.errors import UsageError
-from headrace.net.server.alerts import alerts_from
+from headrace.net.server.status.alerts import alerts_from
 from headrace.spark.runtime import java
 
 ANYWHERE = tuple(part for door in FREE_DOORS for part in ("--set", door))

@@ -19,7 +19,7 @@ from headrace.hub.services.objects import ServicePolicy, obey
 from headrace.hub.state_parts import StateParts
 from headrace.message import Batch, node_id
 from headrace.net.cluster.node import ClusterNode
-from headrace.net.server.steady_clock import SteadyClock
+from headrace.net.server.machine.steady_clock import SteadyClock
 from headrace.wire.parcel.body import (
     Body,
     DoViewChange,

@@ -30,7 +30,7 @@ from headrace.log import Log
 from headrace.log.tail_writer import TailWriter
 from headrace.net.cluster import replica_driver
 from headrace.net.cluster.replica_driver import ReplicaDriver
-from headrace.net.server.steady_clock import SteadyClock
+from headrace.net.server.machine.steady_clock import SteadyClock
 
 _BLOCK = 20
 

@@ -17,7 +17,7 @@ from tests.tls.test_doors import until
 
 from headrace.client import tls as client_tls
 from headrace.errors import ConfigError, UnreachableError, UsageError
-from headrace.net.server.tls import HubTls
+from headrace.net.server.accepting.tls import HubTls
 from headrace.testing import Hub
 
 CLIENT = "0123456789abcdef01234567"

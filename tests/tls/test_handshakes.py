@@ -14,9 +14,9 @@ from tests.tls.test_doors import until
 
 from headrace.client.link.client import LinkClient
 from headrace.errors import UsageError
-from headrace.net.server import accepting
+from headrace.net.server.accepting import entrance as entrances
+from headrace.net.server.accepting.recording import Recorder, RecordingLoop
 from headrace.net.server.process import Server
-from headrace.net.server.recording import Recorder, RecordingLoop
 from headrace.spark.hub_connections import close_links, link
 from headrace.spark.options import HubOptions, parse_source_options
 from headrace.testing import Hub
@@ -37,7 +37,7 @@ def test_an_unfinished_handshake_is_cut_off_in_time(certificate: Certificate) ->
 
 async def test_handshakes_are_bounded_in_number(tls: TlsHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """They count as connections; the oldest of the address with the most gives way, so that others get in."""
-    monkeypatch.setattr(accepting, "MAX_UNFINISHED", 4)
+    monkeypatch.setattr(entrances, "MAX_UNFINISHED", 4)
     entrance = tls.hub._running.entrance
     with ExitStack() as stack:
         slow = [stack.enter_context(tls.dial("tube_tcp")) for _ in range(8)]

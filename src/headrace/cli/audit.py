@@ -50,7 +50,7 @@ def audit(
     The hub need not run. Of what comes often, a few records a minute are kept, and then one that says how many more
     there were.
     """
-    from headrace.net.server.audit_file import DIRECTORY, read_audit
+    from headrace.net.server.access.audit_file import DIRECTORY, read_audit
 
     directory = load_settings(config, data).node.data
     if not (directory / DIRECTORY).is_dir():

@@ -180,7 +180,7 @@ def run_hub(
     import uvloop
 
     from headrace import web
-    from headrace.net.server.malloc_tuning import keep_memory
+    from headrace.net.server.machine.malloc_tuning import keep_memory
     from headrace.net.server.process import Server
 
     if ready_file is not None and not _in_use(ready_file):
@@ -192,7 +192,7 @@ def run_hub(
     announce = _show_banner if banner and sys.stderr.isatty() else _log_ready
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     if record is not None:
-        from headrace.net.server.recording import Recorder, RecordingLoop
+        from headrace.net.server.accepting.recording import Recorder, RecordingLoop
 
         RecordingLoop.recorder = Recorder(record, lambda: server.doors)
         new_loop = RecordingLoop

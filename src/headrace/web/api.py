@@ -21,8 +21,8 @@ from headrace.hub.filters import Filter
 from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
-from headrace.net.server.shown_status import shown_to
-from headrace.net.server.status_report import measured
+from headrace.net.server.status.report import measured
+from headrace.net.server.status.shown_facts import shown_to
 from headrace.protocols import HTTP
 from headrace.web import messages
 from headrace.web.events import EventStream, NextValue, event_response, streaming

@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
-from headrace.net.server.accepting import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening
-from headrace.net.server.admission import Admission
+from headrace.net.server.accepting.admission import Admission
+from headrace.net.server.accepting.entrance import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
 from headrace.web.access import HEADERS, OPEN, AccessCheck, Handler, add_headers

@@ -17,8 +17,8 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from headrace.hub.access.principal import Principal
+from headrace.net.server.accepting.tls import certificate_names
 from headrace.net.server.process import Server
-from headrace.net.server.tls import certificate_names
 from headrace.web.forwarded import came_by_tls
 from headrace.web.refusals import refusal
 from headrace.web.sessions import Sessions

@@ -40,7 +40,7 @@ from headrace.log.tail import TailFile
 from headrace.message import MAX_SEQUENCE, Batch, Run
 from headrace.net.fyrehose import tcp
 from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
-from headrace.net.server import log_maintenance
+from headrace.net.server.log import maintenance
 from headrace.net.server.process import Server
 
 
@@ -272,7 +272,7 @@ class TestSlow:
     async def test_retention_passes_it(
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(log_maintenance, "_PAUSE", 0.01)
+        monkeypatch.setattr(maintenance, "_PAUSE", 0.01)
         monkeypatch.setattr(tcp, "CACHE_BYTES", 256 << 10)
         server = await start("limits.queue_bytes=64KiB", "log.segment_bytes=256KiB", "log.retain_bytes=1KiB")
         narrow(server)

@@ -31,7 +31,7 @@ from headrace.errors import DamagedError, FullError, TrimmedError
 from headrace.hub.cursor import EncodedChunk
 from headrace.message import MAX_SEQUENCE, Batch
 from headrace.net.fyrehose.tcp import MAX_ACKS, MAX_FRAMES, MAX_RANGES, RECEIVE_BYTES, FyrehoseTcpDoor
-from headrace.net.server import log_maintenance
+from headrace.net.server.log import maintenance
 from headrace.net.server.process import Server
 
 
@@ -298,7 +298,7 @@ class TestRequest:
     async def test_what_is_below_the_log_is_counted_and_the_rest_is_served(
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(log_maintenance, "_PAUSE", 0.01)
+        monkeypatch.setattr(maintenance, "_PAUSE", 0.01)
         server = await start("log.retain_bytes=1", "log.segment_seconds=600")
         await filled(server, dial, 5)
         await server.maintenance.seal()

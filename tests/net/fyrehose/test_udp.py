@@ -40,7 +40,7 @@ from headrace.message import MAX_SEQUENCE, Batch, Run
 from headrace.net.fyrehose import door as fyrehose_door
 from headrace.net.fyrehose import udp as fyrehose_udp
 from headrace.net.fyrehose.udp import FyrehoseUdp, Packets
-from headrace.net.server import log_maintenance
+from headrace.net.server.log import maintenance
 from headrace.net.server.process import Server
 
 
@@ -681,7 +681,7 @@ class TestRequest:
 class TestForward:
     async def trimmed(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> Server:
         """A hub whose log holds messages 6 to 8."""
-        monkeypatch.setattr(log_maintenance, "_PAUSE", 0.01)
+        monkeypatch.setattr(maintenance, "_PAUSE", 0.01)
         server = await start("log.retain_bytes=1", "log.segment_seconds=600")
         await filled(server, 5)
         await server.maintenance.seal()

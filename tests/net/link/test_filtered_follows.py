@@ -19,8 +19,8 @@ from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.log.topics.found import Found
 from headrace.net.link import filter_budget
+from headrace.net.server.machine.reader_threads import BULK
 from headrace.net.server.process import Server
-from headrace.net.server.reader_threads import BULK
 
 CITIES = 60
 

@@ -33,7 +33,7 @@ from tests.net.attribute_peers import (
 from tests.net.conftest import Start
 from tests.net.raw import SECONDS, TcpPeer, until
 
-from headrace.net.server.connection import ConnectionGroup
+from headrace.net.server.accepting.connection import ConnectionGroup
 from headrace.net.server.process import Server
 
 WEST, EAST = b"west0001", b"east0001"

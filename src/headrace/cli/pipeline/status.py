@@ -32,7 +32,7 @@ def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = 
     failure; 1 if no pipeline has reported, or none for ten seconds.
     """
     # Help must not wait for what the hub's own code imports.
-    from headrace.net.server.alerts import has_failed
+    from headrace.net.server.status.alerts import has_failed
 
     where = servers or default_servers()
     url = where if "://" in where else f"tube://{where}"

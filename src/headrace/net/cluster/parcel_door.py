@@ -38,8 +38,8 @@ from headrace.config import Address
 from headrace.errors import UnexpectedError, WireError
 from headrace.hub.sequence import Hub
 from headrace.net.cluster.parcel_authentication import ParcelTags
-from headrace.net.server.connection import DoorConnection, TcpDoor
-from headrace.net.server.door import DoorContext
+from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
+from headrace.net.server.accepting.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import (
     Body,

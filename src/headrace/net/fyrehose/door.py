@@ -19,8 +19,8 @@ from headrace.hub.backbone.udp_subscribers import UdpBounds
 from headrace.message import Batch
 from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.fyrehose.udp import FyrehoseUdp
-from headrace.net.server.door import DoorContext
-from headrace.net.server.recording import recorded_datagrams
+from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.recording import recorded_datagrams
 from headrace.wire.fyrehose.packet import COOKIE_BYTES
 
 logger = logging.getLogger("headrace")

@@ -31,9 +31,9 @@ from headrace.hub.cursor import (
 )
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.server.connection import OWN, DoorConnection, TcpDoor
-from headrace.net.server.door import DoorContext
-from headrace.net.server.log_feed import LogFeed
+from headrace.net.server.accepting.connection import OWN, DoorConnection, TcpDoor
+from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.log.feed import LogFeed
 from headrace.wire.fyrehose.stream import (
     MAX_PACKET,
     Keepalive,

@@ -27,11 +27,11 @@ from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.operations import LinkOperations
 from headrace.net.link.row_bodies import row_cache
-from headrace.net.server.accepting import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO
-from headrace.net.server.challenge import new_challenge
-from headrace.net.server.door import DoorContext
-from headrace.net.server.program_reports import ProgramReports
-from headrace.net.server.tls import certificate_names
+from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.entrance import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO
+from headrace.net.server.accepting.tls import certificate_names
+from headrace.net.server.access.challenge import new_challenge
+from headrace.net.server.status.program_reports import ProgramReports
 from headrace.tube import Tube, TubeOptions, TubeServer, serve
 from headrace.tube.server import Listener
 from headrace.wire.link.message import MAX_ANSWER, MAX_MESSAGE, VERSION, VERSIONS

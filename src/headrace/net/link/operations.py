@@ -26,9 +26,9 @@ from headrace.net.link.rights import LinkRights
 from headrace.net.link.row_bodies import RowCache
 from headrace.net.link.services import LinkServices
 from headrace.net.link.staging import LinkStages
-from headrace.net.server.door import DoorContext
-from headrace.net.server.program_reports import ProgramReports
-from headrace.net.server.shown_status import shown_to
+from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.status.program_reports import ProgramReports
+from headrace.net.server.status.shown_facts import shown_to
 from headrace.wire.link import requests as ask
 
 

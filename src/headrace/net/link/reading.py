@@ -32,7 +32,7 @@ from headrace.net.link.streams import (
     byte_pieces,
     row_pieces,
 )
-from headrace.net.server.reader_threads import ReaderThreads
+from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.link import requests as ask
 
 

@@ -22,8 +22,8 @@ from headrace.log import Log
 from headrace.net.link.filter_budget import FilterBudget
 from headrace.net.link.operation_bodies import EntryFilter, OperationBounds, read_entries, read_operations
 from headrace.net.link.row_bodies import Piece, RowCache, RowChunk, read_piece
-from headrace.net.server.log_feed import LogFeed
-from headrace.net.server.reader_threads import ReaderThreads
+from headrace.net.server.log.feed import LogFeed
+from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.link.message import Buffer, body_of
 
 _AT_SECONDS: Final = 1.0

@@ -20,7 +20,7 @@ from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
-from headrace.net.server.log_feed import LogFeed
+from headrace.net.server.log.feed import LogFeed
 
 FEW: Final = 64
 """Messages that are matched on the event loop: less work than going to another thread and back."""

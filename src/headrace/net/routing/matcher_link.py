@@ -14,7 +14,7 @@ from time import time
 from headrace.config import Address
 from headrace.hub.routing.local_matcher import mark
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
-from headrace.net.server.door import DoorContext
+from headrace.net.server.accepting.door import DoorContext
 from headrace.wire.attribute.messages import (
     ConnectorDecoder,
     ConnectorMessage,

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 from headrace.client.reconnect import DialPlan, keep_dialling
 from headrace.client.tls import dial_arguments
 from headrace.config import Address
-from headrace.net.server.connection import ConnectionGroup, DoorConnection
-from headrace.net.server.door import DoorContext
+from headrace.net.server.accepting.connection import ConnectionGroup, DoorConnection
+from headrace.net.server.accepting.door import DoorContext
 
 HEARTBEATS: Final = 4
 """Heartbeats within ``limits.idle_seconds``, at least."""

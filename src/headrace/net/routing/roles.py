@@ -23,7 +23,7 @@ from headrace.matching import is_cold, warm
 from headrace.message import Batch
 from headrace.net.routing.match_queue import MatchQueue
 from headrace.net.routing.matcher_link import ToDispatcher
-from headrace.net.server.door import DoorContext
+from headrace.net.server.accepting.door import DoorContext
 
 REPLAY_BYTES: Final = 256 << 10
 """Payload bytes read from the log in one go for a client that is behind."""

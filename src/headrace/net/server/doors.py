@@ -23,10 +23,10 @@ from headrace.net.routing.roles import Routing
 from headrace.net.routing.router_door import RouterDoor
 from headrace.net.routing.sdk_door import SdkDoor
 from headrace.net.routing.status_door import RingPosition, StatusDoor, ToMatchers
-from headrace.net.server.binding import DoorBinder
-from headrace.net.server.connection import TcpDoor
-from headrace.net.server.door import Door, DoorContext
-from headrace.net.server.program_reports import ProgramReports
+from headrace.net.server.accepting.binding import DoorBinder
+from headrace.net.server.accepting.connection import TcpDoor
+from headrace.net.server.accepting.door import Door, DoorContext
+from headrace.net.server.status.program_reports import ProgramReports
 from headrace.net.spp.door import SppDoor
 
 

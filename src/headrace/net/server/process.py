@@ -37,23 +37,23 @@ from headrace.log.start_after_snapshot import check_original
 from headrace.message import node_id
 from headrace.net.cluster.node import ClusterNode
 from headrace.net.routing.roles import Routing
-from headrace.net.server.accepting import Entrance
-from headrace.net.server.admission import Admission, room_for
-from headrace.net.server.alerts import Alert, RefusalRate, alerts_from
-from headrace.net.server.audit_file import AuditFile
-from headrace.net.server.binding import DoorBinder
-from headrace.net.server.door import Door, DoorContext, close_all
+from headrace.net.server.accepting.admission import Admission, room_for
+from headrace.net.server.accepting.binding import DoorBinder
+from headrace.net.server.accepting.door import Door, DoorContext, close_all
+from headrace.net.server.accepting.entrance import Entrance
+from headrace.net.server.accepting.memory_room import MemoryRoom
+from headrace.net.server.access.audit_file import AuditFile
+from headrace.net.server.access.reloading import Reloading
+from headrace.net.server.access.used_token_files import UsedTokenFiles
 from headrace.net.server.doors import DoorOpener
-from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
-from headrace.net.server.loop_watch import LoopWatch
-from headrace.net.server.memory_room import MemoryRoom
-from headrace.net.server.program_reports import ProgramReports
-from headrace.net.server.reader_threads import ReaderThreads
-from headrace.net.server.reloading import Reloading
-from headrace.net.server.repeat_comparison import in_threads
-from headrace.net.server.status_report import facts_of
-from headrace.net.server.steady_clock import SteadyClock
-from headrace.net.server.used_token_files import UsedTokenFiles
+from headrace.net.server.log.maintenance import GroupCommit, LogMaintenance
+from headrace.net.server.log.repeat_comparison import in_threads
+from headrace.net.server.machine.reader_threads import ReaderThreads
+from headrace.net.server.machine.steady_clock import SteadyClock
+from headrace.net.server.status.alerts import Alert, RefusalRate, alerts_from
+from headrace.net.server.status.loop_watch import LoopWatch
+from headrace.net.server.status.program_reports import ProgramReports
+from headrace.net.server.status.report import facts_of
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.tube.unfinished import UnfinishedBytes
 from headrace.wire.numba_kernels import never_wait

@@ -32,7 +32,7 @@ from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import begin, is_log
 from headrace.message import Batch, Run
-from headrace.net.server.tls import HubTls
+from headrace.net.server.accepting.tls import HubTls
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 
 logger = logging.getLogger("headrace")

@@ -42,7 +42,7 @@ from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenNewes
 from headrace.log import Log
 from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
-from headrace.net.server.tls import HubTls
+from headrace.net.server.accepting.tls import HubTls
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet, received_operations
 from headrace.wire.link import requests as ask

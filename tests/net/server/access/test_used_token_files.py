@@ -12,8 +12,8 @@ import pytest
 
 from headrace.hub.access.used_tokens import UsedToken
 from headrace.hub.counters import Counters
-from headrace.net.server import used_token_files
-from headrace.net.server.used_token_files import GOOD_SECONDS, HEADER, NAMES, RECORD, UsedTokenFiles
+from headrace.net.server.access import used_token_files
+from headrace.net.server.access.used_token_files import GOOD_SECONDS, HEADER, NAMES, RECORD, UsedTokenFiles
 
 
 @pytest.fixture

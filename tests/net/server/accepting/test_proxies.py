@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.certificates import Authority
 
 from headrace.errors import WireError
-from headrace.net.server import proxy_header
+from headrace.net.server.accepting import proxy_header
 from headrace.testing import Hub
 from headrace.web.forwarded import origin_of
 

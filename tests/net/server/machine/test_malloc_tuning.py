@@ -6,11 +6,11 @@ import resource
 import subprocess
 import sys
 
-from headrace.net.server import malloc_tuning
+from headrace.net.server.machine import malloc_tuning
 
 BURSTS = """
 import json, resource, threading
-from headrace.net.server.malloc_tuning import keep_memory
+from headrace.net.server.machine.malloc_tuning import keep_memory
 
 told = keep_memory()
 part = bytes(256 << 10)

@@ -14,7 +14,7 @@ from tests.net.linkpeer import LinkPeer, rows
 
 import headrace
 from headrace.errors import ConfigError
-from headrace.net.server.recording import FILE_BYTES, Recorder
+from headrace.net.server.accepting.recording import FILE_BYTES, Recorder
 from headrace.spark.jobs.decode import rows_of
 from headrace.spark.jobs.folder import Folder
 from headrace.tube import connect

@@ -14,7 +14,7 @@ from headrace.hub.state_parts import StateParts
 from headrace.log import Log, snapshot
 from headrace.log.snapshot_pieces import in_pieces
 from headrace.message import Batch, Run
-from headrace.net.server.log_maintenance import LogMaintenance
+from headrace.net.server.log.maintenance import LogMaintenance
 
 SERVICES = 400
 BYTES = 500_000

@@ -23,8 +23,8 @@ from headrace.hub.sequence import Hub
 from headrace.log.snapshot_pieces import Section, in_pieces
 from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
-from headrace.net.server.disk_room import DiskRoom
-from headrace.net.server.steady_clock import SteadyClock
+from headrace.net.server.machine.disk_room import DiskRoom
+from headrace.net.server.machine.steady_clock import SteadyClock
 
 logger = logging.getLogger("headrace")
 

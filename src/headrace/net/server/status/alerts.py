@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from headrace.hub.counters import Counters
-from headrace.net.server.program_reports import ENDED
+from headrace.net.server.status.program_reports import ENDED
 
 FAR_BEHIND: Final = 1_000_000
 """Messages behind from which a durable consumer is an alert."""

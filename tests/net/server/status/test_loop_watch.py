@@ -12,8 +12,8 @@ import pytest
 from tests.net.raw import until
 
 from headrace.hub.counters import Counters
-from headrace.net.server import loop_watch
-from headrace.net.server.loop_watch import SLOW_SECONDS, LoopWatch
+from headrace.net.server.status import loop_watch
+from headrace.net.server.status.loop_watch import SLOW_SECONDS, LoopWatch
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def test_a_long_turn_is_counted_and_its_cause_is_logged(
     assert facts["longest_seconds"] == last["seconds"]
     (line,) = caplog.messages
     assert "hold_the_loop_up" in line
-    assert "server/test_loop_watch.py" in line
+    assert "status/test_loop_watch.py" in line
 
 
 async def test_short_turns_are_nothing_to_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:

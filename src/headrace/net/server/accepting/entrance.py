@@ -26,9 +26,9 @@ from headrace.client.tls import SHUTDOWN_SECONDS, RenewedContext, told
 from headrace.config import Settings
 from headrace.errors import WireError
 from headrace.hub.counters import Counters
-from headrace.net.server import proxy_header
-from headrace.net.server.recording import recorded_as_at
-from headrace.net.server.tls import HubTls
+from headrace.net.server.accepting import proxy_header
+from headrace.net.server.accepting.recording import recorded_as_at
+from headrace.net.server.accepting.tls import HubTls
 
 
 class Refusal(NamedTuple):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import DamagedError, HeadraceError, TrimmedError
 from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
-from headrace.net.server.log_feed import LogFeed
+from headrace.net.server.log.feed import LogFeed
 
 
 @dataclass

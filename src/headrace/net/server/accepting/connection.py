@@ -24,9 +24,9 @@ from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionF
 from headrace.hub.access.principal import EVERYTHING, Action, Principal
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.server.accepting import TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening, Refusal
-from headrace.net.server.door import DoorContext
-from headrace.net.server.tls import certificate_names
+from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.entrance import TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening, Refusal
+from headrace.net.server.accepting.tls import certificate_names
 from headrace.wire.receive_buffer import Decoder
 
 RECEIVE_BYTES: Final = 128 << 10

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.hub.sequence import Hub
-from headrace.net.server.admission import Admission
+from headrace.net.server.accepting.admission import Admission
 
 logger = logging.getLogger("headrace")
 

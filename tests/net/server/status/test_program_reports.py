@@ -9,7 +9,7 @@ from tests.net.linkpeer import link_peer
 
 from headrace.errors import LimitError, MalformedError
 from headrace.net.server.process import Server
-from headrace.net.server.program_reports import (
+from headrace.net.server.status.program_reports import (
     BESIDE_SECONDS,
     MAX_BYTES,
     MAX_REPORTS,

@@ -14,9 +14,9 @@ from headrace.hub.access.authentication import Authentication
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
 from headrace.hub.state_parts import StateParts
-from headrace.net.server.accepting import Entrance
-from headrace.net.server.admission import Admission
-from headrace.net.server.reader_threads import ReaderThreads
+from headrace.net.server.accepting.admission import Admission
+from headrace.net.server.accepting.entrance import Entrance
+from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.tube.unfinished import UnfinishedBytes
 
 

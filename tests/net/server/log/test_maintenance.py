@@ -25,12 +25,12 @@ from headrace.log import Log
 from headrace.log.sealed import SealedSegment
 from headrace.log.store import remove_files
 from headrace.message import Batch, Run
-from headrace.net.server import log_maintenance as upkeeps
 from headrace.net.server import process as servers
-from headrace.net.server.disk_room import DiskRoom
-from headrace.net.server.log_maintenance import GroupCommit, LogMaintenance
+from headrace.net.server.log import maintenance as upkeeps
+from headrace.net.server.log.maintenance import GroupCommit, LogMaintenance
+from headrace.net.server.machine.disk_room import DiskRoom
+from headrace.net.server.machine.steady_clock import SteadyClock
 from headrace.net.server.process import Server
-from headrace.net.server.steady_clock import SteadyClock
 
 SECOND = 1_000_000
 

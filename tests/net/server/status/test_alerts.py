@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.hub.counters import Counters
-from headrace.net.server.alerts import FAR_BEHIND, REFUSALS, WINDOW_SECONDS, RefusalRate, alerts_from
+from headrace.net.server.status.alerts import FAR_BEHIND, REFUSALS, WINDOW_SECONDS, RefusalRate, alerts_from
 
 WELL: dict[str, Any] = {
     "problems": {},

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from headrace.net.server.admission import Admission, room_for
+from headrace.net.server.accepting.admission import Admission, room_for
 
 
 def test_so_many_of_one_address() -> None:

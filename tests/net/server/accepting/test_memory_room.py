@@ -12,7 +12,7 @@ from tests.net.linkpeer import link_peer, rows
 from tests.net.raw import running_hub, until
 
 from headrace.config import load, sections
-from headrace.net.server.memory_room import RELIEF, give_back, own_memory
+from headrace.net.server.accepting.memory_room import RELIEF, give_back, own_memory
 from headrace.web.door import start as start_http
 
 MARK = 64 << 20

@@ -1,0 +1,1 @@
+"""The log at work: its maintenance, what feeds its readers, and repeats compared with it."""
