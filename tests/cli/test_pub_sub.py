@@ -279,6 +279,20 @@ def test_a_terminal_gets_text(hub: HubProcess) -> None:
     assert terminal.raw.startswith("\x1b[2m")
 
 
+def test_a_terminal_shows_a_long_payload_cut_or_whole(hub: HubProcess) -> None:
+    seq = push(hub, b"long " * 1000, b"short")
+    arguments = ("sub", "--from", seq, "--count", 2, "--url", hub.url("fyrehose"))
+    with Terminal(*arguments, columns=80) as terminal:
+        assert terminal.wait() == 0
+    cut, short = terminal.shown.splitlines()
+    assert 78 <= len(cut) <= 80
+    assert cut.endswith("… 4.9 KiB")
+    assert short.endswith("  short")
+    with Terminal(*arguments, "--full", columns=80) as terminal:
+        assert terminal.wait() == 0
+    assert "long " * 1000 in terminal.shown
+
+
 def test_publishing_from_a_keyboard(hub: HubProcess) -> None:
     before = head(hub)
     with Terminal("pub", "--url", hub.url("fyrehose")) as terminal:

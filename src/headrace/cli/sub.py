@@ -16,6 +16,7 @@ from headrace.cli.terminal.options import (
     ClientId,
     Count,
     DoorScheme,
+    FullLines,
     HubTransport,
     JsonLines,
     RawLines,
@@ -72,6 +73,7 @@ def sub(
     as_json: JsonLines = False,
     text: TextLines = False,
     raw: RawLines = False,
+    full: FullLines = False,
     fetch: Annotated[
         str | None,
         typer.Option(
@@ -100,8 +102,9 @@ def sub(
 
     It begins with the first message delivered after it has subscribed, or with --from, and runs until --count, Ctrl-C
     or until nobody reads its output. Messages that can no longer be delivered are named on stderr, and make it exit
-    with 1. On a terminal it prints text; in a pipe, one JSON object a line: {"seq":1,"payload":"hello"}, with
-    "payload_base64" in place of "payload" where it is not UTF-8.
+    with 1. On a terminal it prints text, and cuts payloads to the terminal's width unless --full is given; in a pipe,
+    one JSON object a line: {"seq":1,"payload":"hello"}, with "payload_base64" in place of "payload" where it is not
+    UTF-8.
 
     A message that is too long for fyrehose, over 65,526 bytes on TCP and 65,498 on UDP, comes without data, just as an
     empty one does. Such messages are named on stderr; with --fetch they are read over the link, and printed whole.
@@ -121,7 +124,7 @@ def sub(
         from headrace.cli.terminal.attribute_syntax import parse_conditions
 
         address = hub_url(url, DoorScheme.SDK)
-        _print_matching(address, parse_conditions(wheres), client_id, from_seq, count, form)
+        _print_matching(address, parse_conditions(wheres), client_id, from_seq, count, form, full=full)
         return
     if client_id is not None and fetch is None:
         raise UsageError("--client-id is for --where and --fetch: the backbone knows no clients")
@@ -131,7 +134,7 @@ def sub(
         raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
     address = hub_url(url, DoorScheme.FYREHOSE)
     hollow = _HollowMessages(None if fetch is None else hub_access(fetch, DoorScheme.TUBE, client_id), url)
-    if run_client(_print_all(address, transport, translated, from_seq, count, form, hollow)):
+    if run_client(_print_all(address, transport, translated, from_seq, count, form, hollow, full=full)):
         raise typer.Exit(FAILED)
 
 
@@ -143,10 +146,12 @@ async def _print_all(
     count: int | None,
     form: LineFormat,
     hollow: _HollowMessages,
+    *,
+    full: bool,
 ) -> list[LostRangeError]:
     """Print what the backbone delivers; return what could not be delivered."""
     from headrace.cli.terminal.pipes import PipeWriter
-    from headrace.cli.terminal.rendering import render
+    from headrace.cli.terminal.rendering import line_width, render
     from headrace.client.fyrehose.client import FyrehoseClient, FyrehoseOptions
 
     output = PipeWriter(sys.stdout.fileno())
@@ -165,7 +170,7 @@ async def _print_all(
             async for batch in client.batches():
                 run = batch.run.slice(0, min(left, len(batch)))
                 async for first, payloads in hollow.filled(batch.first, run):
-                    await output.write(render(first, payloads, form))
+                    await output.write(render(first, payloads, form, line_width(full=full)))
                 left -= len(run)
                 if not left:
                     break
@@ -271,6 +276,8 @@ def _print_matching(
     from_seq: int | None,
     count: int | None,
     form: LineFormat,
+    *,
+    full: bool,
 ) -> None:
     import asyncio
 
@@ -280,19 +287,19 @@ def _print_matching(
     key = None if client_id is None else find_key(client_id)
     sdk = SdkClient.at(url, client_id=client_id, key=key, from_seq=from_seq)
     try:
-        run_client(_print_subscription(sdk, predicates, count, form))
+        run_client(_print_subscription(sdk, predicates, count, form, full=full))
     except asyncio.CancelledError:
         raise typer.Exit(TERMINATED) from None
 
 
 async def _print_subscription(
-    sdk: SdkClient, predicates: Mapping[str, Predicate], count: int | None, form: LineFormat
+    sdk: SdkClient, predicates: Mapping[str, Predicate], count: int | None, form: LineFormat, *, full: bool
 ) -> None:
     import asyncio
     import signal
 
     from headrace.cli.terminal.pipes import PipeWriter
-    from headrace.cli.terminal.rendering import render
+    from headrace.cli.terminal.rendering import line_width, render
 
     output = PipeWriter(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
@@ -307,5 +314,6 @@ async def _print_subscription(
                 some: list[Message] = [message]
                 while len(some) < min(left, _AT_ONCE) and (message := sdk.at_hand()) is not None:
                     some.append(message)
-                await output.write(b"".join(render(each.seq, (each.payload,), form) for each in some))
+                width = line_width(full=full)
+                await output.write(b"".join(render(each.seq, (each.payload,), form, width) for each in some))
                 left -= len(some)

@@ -13,13 +13,13 @@ from headrace.cli.terminal.options import (
     ClientId,
     Count,
     DoorScheme,
+    FullLines,
     JsonLines,
     LinkUrl,
     RawLines,
     TextLines,
     hub_access,
 )
-from headrace.cli.terminal.output import on_terminal
 
 if TYPE_CHECKING:
     from headrace.cli.terminal.positions import SequencePosition
@@ -58,9 +58,7 @@ def tail(
     as_json: JsonLines = False,
     text: TextLines = False,
     raw: RawLines = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="On a terminal too, show long payloads whole.")
-    ] = False,
+    full: FullLines = False,
     url: LinkUrl = None,
     client_id: ClientId = None,
 ) -> None:
@@ -77,8 +75,7 @@ def tail(
     form = choose_format(as_json=as_json, text=text, raw=raw)
     position = parse_position("--from", begin)
     hub = hub_access(url, DoorScheme.TUBE, client_id)
-    cut = on_terminal() and not full
-    run_client(_follow(hub, position, topic, origins or None, count, form, cut=cut))
+    run_client(_follow(hub, position, topic, origins or None, count, form, full=full))
 
 
 async def _follow(
@@ -89,13 +86,11 @@ async def _follow(
     count: int | None,
     form: LineFormat,
     *,
-    cut: bool,
+    full: bool,
 ) -> None:
-    import shutil
-
     from headrace.cli.terminal.pipes import PipeWriter
     from headrace.cli.terminal.positions import PointInTime, SequenceEnd, sequence_number
-    from headrace.cli.terminal.rendering import render_messages
+    from headrace.cli.terminal.rendering import line_width, render_messages
     from headrace.message import messages
 
     output = PipeWriter(sys.stdout.fileno())
@@ -112,9 +107,7 @@ async def _follow(
             async with stream:
                 async for rows in stream:
                     some = rows.slice(0, left)
-                    # Each time: a terminal may be resized.
-                    width = shutil.get_terminal_size().columns if cut else None
-                    await output.write(render_messages(messages(some), form, width))
+                    await output.write(render_messages(messages(some), form, line_width(full=full)))
                     left -= some.num_rows
                     if not left:
                         break

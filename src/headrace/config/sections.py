@@ -221,7 +221,7 @@ class Auth:
     origins: tuple[str, ...] = setting(
         list_of(origin()),
         (),
-        "Origins of web pages that may use `listen.tube_ws`, besides those of its own address.",
+        "Origins of web pages that may use `listen.tube_ws` and `/v1/` at `listen.http`, besides the hub's own.",
     )
     sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, which old clients make, are accepted.")
 

@@ -5,7 +5,7 @@
   of the login page, a bearer token, HTTP Basic with a client id and its key, or a certificate. (The old clients'
   ``/sdk/sub/preauth`` has its own rule.)
 - A request that changes something needs the header ``X-Headrace``, which a foreign web page cannot send. Under
-  ``/v1/``, where a public protocol is spoken, a page of another origin is refused unless ``auth.origins`` names it.
+  ``/v1/``, where a public protocol is spoken, :mod:`headrace.web.cross_origin` says which pages may.
 - A door on the loopback interface answers only requests to a loopback name: a foreign page whose name resolves to it
   (DNS rebinding) gets nothing.
 """
@@ -19,6 +19,7 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from headrace.net.server.process import Server
+from headrace.web.cross_origin import answer_headers, answer_preflight, check_origin
 from headrace.web.identification import Identification
 from headrace.web.refusals import refusal
 from headrace.web.rights import check_path, set_principal
@@ -51,19 +52,19 @@ _SANDBOX: Final = {"Content-Security-Policy": "sandbox; default-src 'none'; fram
 """For what publishers chose, bytes and content type: were it a page, it must not act as one of ours."""
 
 
-async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the headers of every answer."""
-    response.headers.update(HEADERS)
-    if request.path.startswith(STREAMS):
-        response.headers.update(_SANDBOX)
-
-
 class AccessCheck:
     """Checks every request before a handler sees it."""
 
     def __init__(self, server: Server, identification: Identification) -> None:
         self._server = server
         self._identification = identification
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Add the headers of every answer."""
+        response.headers.update(HEADERS)
+        if request.path.startswith(STREAMS):
+            response.headers.update(_SANDBOX)
+            response.headers.update(answer_headers(request, self._server.settings.auth.origins))
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -76,6 +77,8 @@ class AccessCheck:
             raise refusal(web.HTTPMisdirectedRequest, f"{request.host} is not a name of this hub")
         if request.path.startswith(STREAMS) and not _is_text(request):
             raise refusal(web.HTTPBadRequest, "a header is not UTF-8")
+        if request.path.startswith(STREAMS) and request.method == hdrs.METH_OPTIONS:
+            return answer_preflight(request)
         if request.method not in _SAFE:
             self._check_origin(request)
         principal = self._identification.principal_of(request)
@@ -106,13 +109,7 @@ class AccessCheck:
                     web.HTTPForbidden, f"send the header {OURS}: 1 with requests that change something"
                 )
             return
-        # Whoever is no browser sends no origin; a page's own origin is the hub's, or one that the settings name.
-        origin = request.headers.get(hdrs.ORIGIN)
-        own = f"{request.scheme}://{request.host}"
-        if origin is not None and origin != own and origin not in self._server.settings.auth.origins:
-            raise refusal(
-                web.HTTPForbidden, f"{origin} is not among auth.origins: its pages may not write here"
-            )
+        check_origin(request, self._server.settings.auth.origins)
 
     def _called_by_its_name(self, request: web.Request) -> bool:
         transport = request.transport

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from itertools import chain
 from time import monotonic, time
 from typing import Any, Final, TypeVar
@@ -18,19 +17,19 @@ from aiohttp import web
 from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UsageError
 from headrace.hub.access.principal import Action
 from headrace.hub.filters import Filter
-from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.net.server.status.report import measured
 from headrace.net.server.status.shown_facts import shown_to
 from headrace.protocols import HTTP
 from headrace.web import messages
-from headrace.web.events import EventStream, NextValue, event_response, streaming
+from headrace.web.answers import as_json, number_in
+from headrace.web.events import NextValue
 from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
 from headrace.web.refusals import refusal
 from headrace.web.rights import check, principal_of
 from headrace.web.search import Search, SearchBackward, SearchForward
-from headrace.web.stream_holder import held
+from headrace.web.stream_holder import HeldStreams
 from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 logger = logging.getLogger("headrace")
@@ -47,7 +46,6 @@ _TAIL_SECONDS: Final = 0.25
 _TAIL_MOST: Final = 60
 """The most messages in one event: more than a person reads. A flag shows whether some were left out."""
 
-_SERVICES: Final = 200
 _SUBSCRIPTIONS: Final = 200
 _COMMIT_SECONDS: Final = 10.0
 
@@ -64,12 +62,12 @@ class Publication(msgspec.Struct, forbid_unknown_fields=True):
 class Api:
     """The handlers of the API, and what they share."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, streams: HeldStreams) -> None:
         self._server = server
         self._history = History()
         self._kept = server.settings.node.data / "history.json"
         self._next_sample: NextValue[Sample] = NextValue()
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._streams = streams
         self._sampling: asyncio.Task[None] | None = None
 
     def routes(self) -> list[web.RouteDef]:
@@ -77,14 +75,11 @@ class Api:
         return [
             web.get("/api/status", self._status),
             web.get("/api/history", self._past),
-            web.get("/api/events", self._streamed(self._events)),
+            web.get("/api/events", self._streams.held(self._events)),
             web.get("/api/messages", self._messages),
             web.post("/api/messages", self._publish),
             web.get(r"/api/messages/{seq:\d{1,15}}", self._message),
-            web.get("/api/tail", self._streamed(self._tail)),
-            web.get("/api/services", self._services),
-            web.get("/api/service", self._service),
-            web.get("/api/service/events", self._streamed(self._service_events)),
+            web.get("/api/tail", self._streams.held(self._tail)),
             web.get("/api/subscriptions", self._subscriptions),
             web.post("/api/subscriptions/try", self._try),
             web.post("/api/log/seal", self._seal),
@@ -98,11 +93,10 @@ class Api:
         self._sampling = asyncio.ensure_future(self._keep_sampling())
 
     async def stop(self, _app: web.Application) -> None:
-        """Stop sampling, and end all streams of events, which pages would keep open."""
-        ending = [*self._streams, *([self._sampling] if self._sampling is not None else [])]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        """Stop sampling."""
+        if self._sampling is not None:
+            self._sampling.cancel()
+            await asyncio.gather(self._sampling, return_exceptions=True)
         await self._keep()
 
     async def _keep(self) -> None:
@@ -146,7 +140,7 @@ class Api:
         return as_json(list(self._history.samples))
 
     async def _events(self, request: web.Request, response: web.StreamResponse) -> None:
-        async with self._sending(request, response) as events:
+        async with self._streams.sending(request, response) as events:
             while True:
                 await events.send("status", shown_to(principal_of(request), self._server.status()))
                 await events.send("sample", await self._next_sample.next())
@@ -154,16 +148,16 @@ class Api:
     async def _messages(self, request: web.Request) -> web.Response:
         query = request.query
         log, wanted = self._server.hub.log, _filter(request)
-        count = _number(request, "count", 100, 1, messages.MOST)
+        count = number_in(request, "count", 100, 1, messages.MOST)
         search: Search
         if "time" in query or "from" in query:
             if "time" in query:
-                first = await self._read(log.seq_at, _number(request, "time", 0, 0, 1 << 62))
+                first = await self._read(log.seq_at, number_in(request, "time", 0, 0, 1 << 62))
             else:
-                first = _number(request, "from", 1, 1, MAX_SEQUENCE)
+                first = number_in(request, "from", 1, 1, MAX_SEQUENCE)
             search = SearchForward(log, wanted, first, log.head, count)
         else:
-            before = _number(request, "before", log.head + 1, 1, MAX_SEQUENCE)
+            before = number_in(request, "before", log.head + 1, 1, MAX_SEQUENCE)
             search = SearchBackward(log, wanted, log.first, before - 1, count)
         return as_json(await self._searched(request, search))
 
@@ -182,8 +176,8 @@ class Api:
 
     async def _tail(self, request: web.Request, response: web.StreamResponse) -> None:
         log, wanted = self._server.hub.log, _filter(request)
-        cursor = _number(request, "from", log.head + 1, 1, MAX_SEQUENCE)
-        async with self._sending(request, response) as events:
+        cursor = number_in(request, "from", log.head + 1, 1, MAX_SEQUENCE)
+        async with self._streams.sending(request, response) as events:
             while True:
                 if cursor <= log.head:
                     head = log.head
@@ -209,49 +203,10 @@ class Api:
         result = await committed(self._server, _batch(wanted, payload, str(request.remote)))
         return failed(result) if isinstance(result, StorageError) else as_json({"seq": result.first})
 
-    async def _services(self, request: web.Request) -> web.Response:
-        services = self._server.services
-        contains = request.query.get("contains", "")
-        count = _number(request, "count", _SERVICES, 1, _SERVICES)
-        after = _number(request, "after", 0, 0, MAX_SEQUENCE)
-        found: list[Service] = []
-        principal = principal_of(request)
-        everything = principal.may_do_everything
-        for service in services:
-            if (
-                service.created > after
-                and contains in service.id
-                and (everything or principal.may_see(service.id))
-            ):
-                found.append(service)
-                if len(found) == count:
-                    break
-        described = [_describe(service, messages.PREVIEW) for service in found]
-        return as_json({"services": described, "total": len(services)})
-
-    async def _service(self, request: web.Request) -> web.Response:
-        return as_json(_describe(self._requested_service(request), messages.WHOLE))
-
-    async def _service_events(self, request: web.Request, response: web.StreamResponse) -> None:
-        service = self._requested_service(request)
-        async with self._sending(request, response) as events:
-            seen = -1
-            while True:
-                current = self._server.services.get(service.id)
-                if current is None:
-                    await events.send("removed", {"id": service.id})
-                    return
-                if current.seq != seen:
-                    seen = current.seq
-                    await events.send("service", _describe(current, messages.WHOLE))
-                else:
-                    await events.keep_alive()
-                await asyncio.sleep(_TAIL_SECONDS)
-
     async def _subscriptions(self, request: web.Request) -> web.Response:
         kept, connector = self._server.subscriptions, self._server.routing.connector
         contains = request.query.get("contains", "").lower()
-        count = _number(request, "count", _SUBSCRIPTIONS, 1, _SUBSCRIPTIONS)
+        count = number_in(request, "count", _SUBSCRIPTIONS, 1, _SUBSCRIPTIONS)
         found = []
         for client, subscription in kept:
             if contains in client.hex():
@@ -294,16 +249,6 @@ class Api:
             raise refusal(web.HTTPConflict, str(error)) from None
         return as_json({"vouched": True})
 
-    def _requested_service(self, request: web.Request) -> Service:
-        name = request.query.get("id", "")
-        check(self._server.access, request, Action.SERVICE, name)
-        if principal_of(request).denies(Action.READ, name):
-            check(self._server.access, request, Action.READ, name)
-        service = self._server.services.get(name)
-        if service is None:
-            raise refusal(web.HTTPNotFound, f"there is no service {name!r}")
-        return service
-
     async def _searched(self, request: web.Request, search: Search) -> messages.SearchResult:
         """Search step by step, for as long as somebody waits for the result."""
         while not await self._read(search.step):
@@ -319,40 +264,6 @@ class Api:
             )
         except HeadraceError as error:
             raise refusal(web.HTTPInternalServerError, f"{error}") from None
-
-    def _sending(
-        self, request: web.Request, response: web.StreamResponse
-    ) -> AbstractAsyncContextManager[EventStream]:
-        return streaming(request, response, self._server.settings.limits.slow_seconds)
-
-    def _streamed(
-        self, handler: Callable[[web.Request, web.StreamResponse], Coroutine[Any, Any, None]]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Wrap a handler of events, so that :meth:`stop` can end it."""
-
-        async def run(request: web.Request) -> web.StreamResponse:
-            response = event_response()
-            task = asyncio.current_task()
-            if task is not None:
-                self._streams.add(task)
-            try:
-                with held(self._server.access, request):
-                    await handler(request, response)
-            finally:
-                self._streams.discard(task)
-            return response
-
-        return run
-
-
-def as_json(content: object, status: int = 200) -> web.Response:
-    """Make an answer in JSON, which is not cached."""
-    return web.Response(
-        body=msgspec.json.encode(content),
-        status=status,
-        content_type="application/json",
-        headers={"Cache-Control": "no-store"},
-    )
 
 
 async def committed(server: Server, batch: Batch) -> Batch | StorageError:
@@ -376,15 +287,6 @@ def failed(error: StorageError) -> web.Response:
     """Answer that the log could not take something."""
     # 507 Insufficient Storage: nothing is lost, and the hub keeps trying.
     return as_json({"error": str(error)}, status=507 if isinstance(error, FullError) else 500)
-
-
-def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    given = request.query.get(name)
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdigit() and len(given) < 20 and low <= int(given) <= high):
-        raise refusal(web.HTTPBadRequest, f"{name}={given}: expected a number from {low} to {high}")
-    return int(given)
 
 
 def _filter(request: web.Request) -> Filter:
@@ -439,15 +341,3 @@ def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
         maps = {"attributes": map_column("attributes", [texts]), "numbers": map_column("numbers", [numbers])}
         columns = envelope_rows(maps)
     return Batch(Run.of([payload]), origin=ORIGIN, publisher=peer, topic=wanted.topic, columns=columns)
-
-
-def _describe(service: Service, limit: int) -> dict[str, Any]:
-    value = service.snapshot
-    return {
-        "id": service.id,
-        "kind": service.kind.value,
-        "created": service.created,
-        "seq": service.seq,
-        "size": len(value),
-        **messages.readable("value", value, limit),
-    }

@@ -21,14 +21,17 @@ from headrace.net.server.accepting.admission import Admission
 from headrace.net.server.accepting.entrance import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening
 from headrace.net.server.process import Server
 from headrace.web import metrics, pages, preauth
-from headrace.web.access import HEADERS, OPEN, AccessCheck, Handler, add_headers
-from headrace.web.api import Api, as_json
+from headrace.web.access import HEADERS, OPEN, AccessCheck, Handler
+from headrace.web.answers import as_json
+from headrace.web.api import Api
 from headrace.web.forwarded import origin_of
 from headrace.web.identification import Identification
 from headrace.web.login import Login
 from headrace.web.operations import Operations
 from headrace.web.refusals import refusal
+from headrace.web.services import ServiceHandlers
 from headrace.web.sessions import Sessions
+from headrace.web.stream_holder import HeldStreams
 from headrace.web.streams.door import StreamDoor
 
 MAX_CONNECTIONS: Final = 128
@@ -322,16 +325,18 @@ def application(server: Server, connections: _Connections) -> web.Application:
         return preauth.answer(server, request)
 
     identification = Identification(server, Sessions())
-    api, streams = Api(server), StreamDoor(server)
+    access, held = AccessCheck(server, identification), HeldStreams(server)
+    api, streams = Api(server, held), StreamDoor(server)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),
-        middlewares=[connections.count, AccessCheck(server, identification).check],
+        middlewares=[connections.count, access.check],
     )
     app.add_routes(
         [
             *pages.routes(),
             *Login(server, identification).routes(),
             *api.routes(),
+            *ServiceHandlers(server, held).routes(),
             *Operations(server).routes(),
             *streams.routes(),
             web.get("/metrics", show_metrics),
@@ -340,8 +345,9 @@ def application(server: Server, connections: _Connections) -> web.Application:
             web.get("/sdk/sub/preauth", ask_preauth),
         ]
     )
-    app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(access.add_headers)
     app.on_startup.append(api.start)
+    app.on_shutdown.append(held.stop)
     app.on_shutdown.append(api.stop)
     app.on_shutdown.append(streams.stop)
     return app

@@ -25,7 +25,8 @@ from headrace.log import Log
 from headrace.message import Batch, Run, envelope_rows, map_column, merge
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
-from headrace.web.api import as_json, committed, failed
+from headrace.web.answers import as_json
+from headrace.web.api import committed, failed
 from headrace.web.refusals import refusal
 from headrace.web.rights import DOOR, check, principal_of
 

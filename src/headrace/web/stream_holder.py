@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -12,7 +12,49 @@ from aiohttp import web
 from headrace.hub.access.access import AccessControl
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import Principal
+from headrace.net.server.process import Server
+from headrace.web.events import EventStream, event_response, streaming
 from headrace.web.rights import DOOR, principal_of, set_principal
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HeldStreams:
+    """The streams of events under way; pages would keep them open for ever, so :meth:`stop` ends them."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def held(self, handler: Callable[[web.Request, web.StreamResponse], Awaitable[None]]) -> Handler:
+        """Wrap a handler that sends events: it ends with its principal's right, and with the door."""
+
+        async def run(request: web.Request) -> web.StreamResponse:
+            response = event_response()
+            task = asyncio.current_task()
+            if task is not None:
+                self._tasks.add(task)
+            try:
+                with held(self._server.access, request):
+                    await handler(request, response)
+            finally:
+                self._tasks.discard(task)
+            return response
+
+        return run
+
+    def sending(
+        self, request: web.Request, response: web.StreamResponse
+    ) -> AbstractAsyncContextManager[EventStream]:
+        """Answer a request with events for as long as the block runs."""
+        return streaming(request, response, self._server.settings.limits.slow_seconds)
+
+    async def stop(self, _app: web.Application) -> None:
+        """End all of them."""
+        ending = list(self._tasks)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
 
 
 @contextmanager

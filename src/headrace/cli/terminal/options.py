@@ -131,6 +131,7 @@ Count = Annotated[int | None, count_option()]
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")]
 TextLines = Annotated[bool, typer.Option("--text", help="Text, in a pipe too: columns, with tabs.")]
 RawLines = Annotated[bool, typer.Option("--raw", help="Payloads as they are, a line end after each.")]
+FullLines = Annotated[bool, typer.Option("--full", help="On a terminal too, show long payloads whole.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, on a terminal too.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 from base64 import b64encode
 from collections.abc import Iterable
@@ -52,20 +53,23 @@ def choose_format(*, as_json: bool, text: bool, raw: bool) -> LineFormat:
     return LineFormat.COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else LineFormat.TEXT
 
 
-def render(first: int, payloads: Iterable[bytes], form: LineFormat) -> bytes:
-    """Render the payloads of messages ``first, first + 1, …``, one per line."""
+def line_width(*, full: bool) -> int | None:
+    """Return the columns to cut lines to: those of the terminal, which may be resized at any time, if there is one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() and not full else None
+
+
+def render(first: int, payloads: Iterable[bytes], form: LineFormat, width: int | None = None) -> bytes:
+    """Render the payloads of messages ``first, first + 1, …``, one per line; text is cut to a ``width``, if any."""
     match form:
         case LineFormat.RAW:
             rendered = [payload + b"\n" for payload in payloads]
         case LineFormat.JSON:
             rendered = [json_line({"seq": seq}, payload) for seq, payload in enumerate(payloads, first)]
         case LineFormat.TEXT:
-            rendered = [
-                f"{seq}\t{visible(payload)}\n".encode() for seq, payload in enumerate(payloads, first)
-            ]
+            rendered = [_line(f"{seq}\t", payload, width) for seq, payload in enumerate(payloads, first)]
         case LineFormat.COLOUR:
             rendered = [
-                f"\x1b[2m{seq:>8}\x1b[0m  {visible(payload)}\n".encode()
+                _line(f"{seq:>8}  ", payload, width, f"\x1b[2m{seq:>8}\x1b[0m  ")
                 for seq, payload in enumerate(payloads, first)
             ]
     return b"".join(rendered)
@@ -79,9 +83,9 @@ def render_messages(messages: Iterable[Message], form: LineFormat, width: int | 
         case LineFormat.JSON:
             rendered = [envelope_line(message) for message in messages]
         case LineFormat.TEXT:
-            rendered = [_plain(message, width).encode() for message in messages]
+            rendered = [_plain(message, width) for message in messages]
         case LineFormat.COLOUR:
-            rendered = [_coloured(message, width).encode() for message in messages]
+            rendered = [_coloured(message, width) for message in messages]
     return b"".join(rendered)
 
 
@@ -165,17 +169,21 @@ def _columns(message: Message) -> tuple[str, str, str, str]:
     return str(message.seq), time, message.origin, visible(message.topic.encode())
 
 
-def _plain(message: Message, width: int | None) -> str:
-    before = "\t".join(_columns(message)) + "\t"
+def _line(before: str, payload: bytes, width: int | None, styled: str | None = None) -> bytes:
+    """Render what stands before a payload, perhaps with styles, and as much of the payload as fits."""
     room = None if width is None else width - cell_len(before.expandtabs())
-    return f"{before}{fitting(message.payload, room)}\n"
+    return f"{before if styled is None else styled}{fitting(payload, room)}\n".encode()
 
 
-def _coloured(message: Message, width: int | None) -> str:
+def _plain(message: Message, width: int | None) -> bytes:
+    return _line("\t".join(_columns(message)) + "\t", message.payload, width)
+
+
+def _coloured(message: Message, width: int | None) -> bytes:
     seq, time, origin, topic = _columns(message)
     if width is not None:
         # Whole seconds leave more room for what people look at.
         time = f"{time[:19]}Z"
     numbers, topic = f"{seq:>8}  {time}  {origin:<9}", f"{topic:<16}"
-    room = None if width is None else width - cell_len(f"{numbers} {topic} ")
-    return f"\x1b[2m{numbers}\x1b[0m \x1b[36m{topic}\x1b[0m {fitting(message.payload, room)}\n"
+    styled = f"\x1b[2m{numbers}\x1b[0m \x1b[36m{topic}\x1b[0m "
+    return _line(f"{numbers} {topic} ", message.payload, width, styled)

@@ -37,6 +37,7 @@ from headrace.hub.streams.streams import Appended
 from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
+from headrace.web.cross_origin import ATTRIBUTE
 from headrace.web.refusals import refusal
 from headrace.web.rights import check, principal_of
 from headrace.web.stream_holder import held
@@ -70,17 +71,6 @@ _SLOWEST_RATE: Final = 1 << 16
 _TOUCH_SHARE: Final = 10
 """A stream is made younger by a read once a tenth of its time has passed: not every read is an entry of the log."""
 
-_ATTRIBUTE: Final = "headrace-attr-"
-_ALLOWED: Final = (
-    "authorization, content-type, if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed,"
-    " stream-forked-from, stream-fork-offset, stream-fork-sub-offset, producer-id, producer-epoch, producer-seq"
-)
-_EXPOSED: Final = (
-    "etag, location, stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl,"
-    " stream-expires-at, stream-sse-data-encoding, producer-epoch, producer-seq, producer-expected-seq,"
-    " producer-received-seq"
-)
-
 
 class StreamDoor:
     """The streams of one hub over HTTP."""
@@ -101,9 +91,7 @@ class StreamDoor:
             web.get(path, self._get, allow_head=False),
             web.head(path, self._head),
             web.delete(path, self._delete),
-            web.options(path, self._options),
             web.post(PUBLISH + "{topic:.*}", self._publish),
-            web.options(PUBLISH + "{topic:.*}", self._options),
         ]
 
     async def stop(self, _app: web.Application) -> None:
@@ -223,7 +211,7 @@ class StreamDoor:
             headers["Stream-Expires-At"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         if stream.closed:
             headers["Stream-Closed"] = "true"
-        response = self._answer(request, status, headers)
+        response = web.Response(status=status, headers=headers)
         response.headers[hdrs.CONTENT_TYPE] = shape.content_type
         return response
 
@@ -247,7 +235,7 @@ class StreamDoor:
                 raise bad("an empty array appends nothing")
         if producer is None and writer is None and not closing and not stream.closed:
             await self._commit([self._message(request, topic, body)])
-            return self._appended(request, await self._existing(topic), 204)
+            return self._appended(await self._existing(topic), 204)
         async with self._turn(topic):
             return await self._append(request, topic, body, Appended(producer, writer, closing))
 
@@ -255,10 +243,10 @@ class StreamDoor:
         """Append what depends on the appends before it."""
         stream, producer = await self._existing(topic), append.producer
         if producer is not None and self._is_repeat(stream, producer):
-            return self._appended(request, stream, 204, producer.id)
+            return self._appended(stream, 204, producer.id)
         if stream.closed:
             if not body and append.closes and producer is None:
-                return self._appended(request, stream, 204)
+                return self._appended(stream, 204)
             raise _problem(
                 409,
                 "the stream is closed",
@@ -272,9 +260,7 @@ class StreamDoor:
             batches.append(self._message(request, topic, body))
         await self._commit([*batches, entries.append(topic, append, now)])
         after = await self._existing(topic)
-        return self._appended(
-            request, after, 200 if producer and body else 204, producer.id if producer else ""
-        )
+        return self._appended(after, 200 if producer and body else 204, producer.id if producer else "")
 
     def _is_repeat(self, stream: Stream, given: ProducerAppend) -> bool:
         """Whether a producer's append is there already; one that cannot be next is refused."""
@@ -300,15 +286,13 @@ class StreamDoor:
             raise _problem(409, f"Producer-Seq {given.seq} leaves out {expected}", headers)
         return False
 
-    def _appended(
-        self, request: web.Request, stream: Stream, status: int, producer: str = ""
-    ) -> web.Response:
+    def _appended(self, stream: Stream, status: int, producer: str = "") -> web.Response:
         headers = {"Stream-Next-Offset": write_offset(stream.tail), "Cache-Control": "no-store"}
         if stream.closed:
             headers["Stream-Closed"] = "true"
         if (known := stream.producers.get(producer)) is not None:
             headers |= {"Producer-Epoch": str(known.epoch), "Producer-Seq": str(known.seq)}
-        return self._answer(request, status, headers)
+        return web.Response(status=status, headers=headers)
 
     async def _publish(self, request: web.Request) -> web.Response:
         """Publish whatever comes as one message."""
@@ -318,13 +302,13 @@ class StreamDoor:
         named = {
             **request.query,
             **{
-                name[len(_ATTRIBUTE) :]: value
+                name[len(ATTRIBUTE) :]: value
                 for name, value in request.headers.items()
-                if name.lower().startswith(_ATTRIBUTE)
+                if name.lower().startswith(ATTRIBUTE)
             },
         }
         last = await self._commit([self._message(request, topic, body, named)])
-        response = self._answer(request, 200, {"Cache-Control": "no-store"})
+        response = web.Response(status=200, headers={"Cache-Control": "no-store"})
         response.body = msgspec.json.encode({"seq": last})
         response.content_type = "application/json"
         return response
@@ -395,8 +379,8 @@ class StreamDoor:
             begin = "start" if after is None else str(after)
             headers["ETag"] = f'"{stream.id}:{begin}:{page.upto}{":closed" if closed else ""}"'
             if request.headers.get("If-None-Match") == headers["ETag"]:
-                return self._answer(request, 304, headers)
-        response = self._answer(request, status, headers)
+                return web.Response(status=304, headers=headers)
+        response = web.Response(status=status, headers=headers)
         if status == 200:
             response.body = joined(stream.shape, page.messages)
             response.headers[hdrs.CONTENT_TYPE] = stream.shape.content_type
@@ -428,7 +412,7 @@ class StreamDoor:
         }
         if is_encoded(stream.shape):
             headers["Stream-SSE-Data-Encoding"] = "base64"
-        response = web.StreamResponse(headers=headers | self._cross_origin(request))
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         deadline = asyncio.get_running_loop().time() + _EVENTS_SECONDS
         after = stream.tail if asked.now else asked.after
@@ -529,29 +513,6 @@ class StreamDoor:
             if isinstance(result, StorageError):
                 raise _problem(507 if isinstance(result, FullError) else 503, str(result))
         return int(results[-1].last)
-
-    async def _options(self, request: web.Request) -> web.Response:
-        headers = {
-            "Access-Control-Allow-Methods": "GET, HEAD, PUT, POST, DELETE",
-            "Access-Control-Allow-Headers": _ALLOWED,
-            "Access-Control-Max-Age": "600",
-        }
-        return self._answer(request, 204, headers)
-
-    def _answer(self, request: web.Request, status: int, headers: dict[str, str]) -> web.Response:
-        return web.Response(status=status, headers=headers | self._cross_origin(request))
-
-    def _cross_origin(self, request: web.Request) -> dict[str, str]:
-        """Return the headers by which a browser lets pages of configured origins read an answer."""
-        allowed = {"Cross-Origin-Resource-Policy": "cross-origin"}
-        origin = request.headers.get("Origin")
-        if origin in self._server.settings.auth.origins:
-            allowed |= {
-                "Access-Control-Allow-Origin": origin,
-                "Access-Control-Expose-Headers": _EXPOSED,
-                "Vary": "Origin",
-            }
-        return allowed
 
 
 class _Watch:
