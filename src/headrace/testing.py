@@ -30,8 +30,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
-import uvloop
-
 from headrace import web
 from headrace.client.base import Client
 from headrace.client.connect import (
@@ -61,6 +59,7 @@ from headrace.errors import ClosedError, UsageError
 from headrace.hub.filters import Filter
 from headrace.message import Message, messages
 from headrace.net.server.process import Server
+from headrace.platforms import new_event_loop
 from headrace.protocols import SCHEMES
 
 __all__ = ["Hub"]
@@ -219,7 +218,7 @@ class Hub:
 
     def _run(self, settings: Settings, started: Future[None]) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve(settings, started))
         except BaseException as error:
             if started.done():

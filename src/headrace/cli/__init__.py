@@ -23,7 +23,11 @@ def main() -> None:
     try:
         app(prog_name="headrace")
     except SystemExit as ending:
-        if sys.argv[1:2] == ["serve"] and "uvloop" in sys.modules and isinstance(ending.code, int):
+        if (
+            sys.argv[1:2] == ["serve"]
+            and "headrace.net.server.process" in sys.modules
+            and isinstance(ending.code, int)
+        ):
             # The hub has closed everything. What is left is to take down Arrow and numba with their threads, which
             # on a busy machine has crashed: a hub that stopped well would report a signal.
             sys.stdout.flush()

@@ -6,7 +6,6 @@ import errno
 import importlib.metadata
 import os
 import platform
-import resource
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from headrace.cli.terminal.output import open_to_everyone, size
 from headrace.cli.terminal.running_hub import find_running_hub
 from headrace.config import DOORS, Address, Settings
 from headrace.errors import HeadraceError, RefusedError, UsageError
+from headrace.platforms import allow_open_files
 
 HUB_MEMORY: Final = 512 << 20
 """Memory for a hub: its kernels and Arrow, and a few thousand connections."""
@@ -140,9 +140,9 @@ def _memory() -> Iterator[Finding]:
 
 
 def _files(settings: Settings) -> Iterator[Finding]:
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = settings.limits.connections + FILES_BESIDES_CONNECTIONS
-    if allowed not in (-1, resource.RLIM_INFINITY) and allowed < wanted:
+    allowed = allow_open_files(wanted)
+    if allowed < wanted:
         remedy = (
             f"limits.connections is {settings.limits.connections:,}: raise ulimit -n to {wanted} or lower it"
         )

@@ -177,11 +177,10 @@ def run_hub(
     """
     import asyncio
 
-    import uvloop
-
     from headrace import web
     from headrace.net.server.machine.malloc_tuning import keep_memory
     from headrace.net.server.process import Server
+    from headrace.platforms import new_event_loop
 
     if ready_file is not None and not _in_use(ready_file):
         # A file that a killed hub left must not be taken for this one's.
@@ -190,7 +189,7 @@ def run_hub(
     keep_memory()
     server = Server(settings, http=web.start, take_free_ports=take_free_ports)
     announce = _show_banner if banner and sys.stderr.isatty() else _log_ready
-    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = new_event_loop
     if record is not None:
         from headrace.net.server.accepting.recording import Recorder, RecordingLoop
 

@@ -73,16 +73,16 @@ def sql(
     """
     if url is not None and data is not None:
         raise UsageError("--url and --data both say where the messages are: leave out one")
+    from headrace.client.query import load_duckdb, query_files, query_link
+
+    # Before a hub is asked for what could not be used.
+    load_duckdb()
     settings = load_settings(None, data)
     if data is not None or (url is None and (settings.node.data / "log").exists()):
-        from headrace.client.query import query_files
-
         found = query_files(
             query, existing_log(settings), _committed(settings, client_id) if as_of is None else as_of
         )
     else:
-        from headrace.client.query import query_link
-
         access = hub_access(url, DoorScheme.TUBE, client_id)
         found = access.ask("headrace sql", lambda link: query_link(query, link, as_of))
     usual = ResultFormat.JSON if as_json else ResultFormat.TABLE if on_terminal() else ResultFormat.CSV

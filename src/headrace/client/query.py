@@ -66,6 +66,7 @@ def sql(
     """
     if data is not None and url is not None:
         raise UsageError("data and url both say where the messages are: leave out one")
+    load_duckdb()
     if data is not None:
         return query_files(query, Path(data) / "log", as_of)
     from headrace.client.connect import connect_sync
@@ -108,7 +109,7 @@ async def query_link(query: str, link: LinkClient, as_of: int | None = None) -> 
 
 
 def _run(query: str, tables: dict[str, Any], log: str, head: int) -> pa.Table:
-    duckdb = _duckdb()
+    duckdb = load_duckdb()
     with duckdb.connect(":memory:") as connection:
         for name, table in tables.items():
             connection.register(name, table)
@@ -126,7 +127,8 @@ def _run(query: str, tables: dict[str, Any], log: str, head: int) -> pa.Table:
     return found.replace_schema_metadata({"headrace.log": log, "headrace.head": str(head)})
 
 
-def _duckdb() -> Any:
+def load_duckdb() -> Any:
+    """Import DuckDB, or say how to get it."""
     try:
         import duckdb
     except ImportError:

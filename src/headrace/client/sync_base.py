@@ -25,10 +25,9 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
-import uvloop
-
 from headrace.client.base import Client
 from headrace.errors import ClosedError, UsageError
+from headrace.platforms import new_event_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -398,7 +397,7 @@ async def _next(iterator: AsyncIterator[T]) -> T | object:
 
 def _serve(starting: Future[asyncio.AbstractEventLoop]) -> None:
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             loop = runner.get_loop()
             starting.set_result(loop)
             loop.run_forever()

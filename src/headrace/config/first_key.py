@@ -46,7 +46,7 @@ def make_first_key(path: Path, source: str) -> tuple[str, Secret]:
     client, key = secrets.token_hex(12), secrets.token_urlsafe(32)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "w") as stream:
             stream.write(f"{client}:{key}\n")
             stream.flush()

@@ -90,7 +90,7 @@ def host_name() -> str:
 def memory_share() -> int | None:
     """Give three quarters of the memory that this process may have; ``None`` if the system does not tell."""
     found: list[int] = []
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(AttributeError, OSError, ValueError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for place in _GROUP_MEMORY:
         # The word "max" stands for no limit.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Final
 import msgspec
 
 from headrace.errors import FullError, LockedError, StorageError
+from headrace.platforms import lock_file
 
 MAKING: Final = ".making"
 """The suffix of a file's name while it is being written."""
 
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_ROOM: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG})
 
 
 class FailedSync(OSError):  # noqa: N818 -- an OSError like any other, for whoever only translates it
@@ -34,7 +34,7 @@ class Descriptor:
     __slots__ = ("fd",)
 
     def __init__(self, path: Path, flags: int) -> None:
-        self.fd = os.open(path, flags | os.O_CLOEXEC)
+        self.fd = os.open(path, flags)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -43,7 +43,7 @@ class Descriptor:
 
 def sync_directory(path: Path) -> None:
     """Make renames and removals in a directory survive a power failure."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -106,9 +106,9 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._fd)
         except BlockingIOError:
             os.close(self._fd)
             pid = holder(path).get("pid", "?")

@@ -28,6 +28,7 @@ from headrace.log.files import MAKING, sync_directory
 from headrace.log.sealed import SealedSegment
 from headrace.log.start_after_snapshot import INSTALLING, finish_installing
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, TornEnd
+from headrace.platforms import sync_data
 
 SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index|entries)")
 _TOPICS_FILE: Final = re.compile(r"\d{16}\.topics")
@@ -94,7 +95,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
         for segment in segments:
             if isinstance(segment, TailFile):
                 segment.write_again(synced)
-                os.fdatasync(segment.fd)
+                sync_data(segment.fd)
         sync_directory(directory)
     return recovered
 

@@ -38,6 +38,7 @@ from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice
 from headrace.log.watermark import Watermark, begin, forget
 from headrace.message import MAX_SEQUENCE, Batch
+from headrace.platforms import sync_data
 
 Fsync = Literal["always", "interval", "never"]
 Segment = recovery.Segment
@@ -293,7 +294,7 @@ class Log:
             try:
                 for segment in self._segments:
                     if isinstance(segment, TailFile) and segment.last_op > self._synced:
-                        os.fdatasync(segment.fd)
+                        sync_data(segment.fd)
                 if self._dirty_directory:
                     # Before the sync, not after: a rotation meanwhile makes it dirty again.
                     self._dirty_directory = False

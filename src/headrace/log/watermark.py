@@ -24,6 +24,7 @@ from uuid import UUID
 
 from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor
+from headrace.platforms import sync_data
 
 NAME: Final = "synced"
 COMMITTED: Final = "committed"
@@ -45,7 +46,7 @@ class Watermark:
         body = _FORM.pack(_MAGIC, uuid.bytes, op, 0)[:-4]
         os.pwrite(self._descriptor.fd, body + crc32c(body).to_bytes(4, "little"), 0)
         if sync:
-            os.fdatasync(self._descriptor.fd)
+            sync_data(self._descriptor.fd)
 
 
 def begin(directory: Path) -> Watermark | None:

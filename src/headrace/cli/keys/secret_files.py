@@ -19,7 +19,7 @@ def make_directory(path: Path) -> None:
 def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that must not be there yet."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
             stream.flush()

@@ -6,7 +6,6 @@ beside the hub, but only the hub knows how far the log is committed.
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import os
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from headrace.cli.terminal.access import Credentials, remedy_for_refusal
 from headrace.config import Address
 from headrace.errors import HeadraceError, RefusedError, UnreachableError, UsageError
 from headrace.log.files import holder
+from headrace.platforms import lock_file
 
 _ANSWER_SECONDS: Final = 5.0
 _SEAL_SECONDS: Final = 300.0
@@ -113,9 +113,9 @@ def find_running_hub(directory: Path, credentials: Credentials | None = None) ->
 
 
 def _locked(path: Path) -> bool:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_file(fd, shared=True)
     except BlockingIOError:
         return True
     finally:

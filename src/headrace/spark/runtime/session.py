@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import UsageError
+from headrace.platforms import usable_cores
 from headrace.spark.options import as_text
 from headrace.spark.runtime.java import java_home
 from headrace.spark.source.planner_strategies import read_in_columns
@@ -168,7 +169,7 @@ def cores(master: str) -> int:
     named = re.match(r"^local\[\s*(\d+|\*)", master)
     if named is None:
         return 1
-    return (len(os.sched_getaffinity(0)) or 1) if named[1] == "*" else int(named[1])
+    return usable_cores() if named[1] == "*" else int(named[1])
 
 
 def _hush(server: Any) -> None:

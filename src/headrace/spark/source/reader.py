@@ -11,7 +11,6 @@ that keeps a hold, which is an entry of the log, does not wake itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.message import SCHEMA
+from headrace.platforms import usable_cores
 from headrace.spark.options import SourceOptions
 from headrace.spark.runtime.python_workers import hide_from_collector
 
@@ -299,7 +299,7 @@ def split(first: int, last: int, parallelism: int, least: int | None = None) -> 
 
 def cores() -> int:
     """Return the number of tasks expected to run at a time by default: this machine's cores."""
-    return len(os.sched_getaffinity(0)) or 1
+    return usable_cores()
 
 
 def _offset(log: str, seq: int) -> Offset:

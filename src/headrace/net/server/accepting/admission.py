@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import resource
 from collections import Counter
 from typing import Final
+
+from headrace.platforms import allow_open_files
 
 RESERVED_FILES: Final = 256
 """Open files reserved for the log and all else: a hub that cannot open its next segment refuses every publisher."""
@@ -16,21 +16,15 @@ logger = logging.getLogger("headrace")
 
 def room_for(connections: int) -> int:
     """Return how many of ``connections`` fit the limit on open files, after raising it as far as allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + RESERVED_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-            soft = raised
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    allowed = allow_open_files(connections + RESERVED_FILES)
+    if allowed >= connections + RESERVED_FILES:
         return connections
-    room = max(soft - RESERVED_FILES, soft // 2)
+    room = max(allowed - RESERVED_FILES, allowed // 2)
     logger.warning(
         "room for %d connections, not for %d (limits.connections): only %d files may be open (ulimit -n)",
         room,
         connections,
-        soft,
+        allowed,
     )
     return room
 

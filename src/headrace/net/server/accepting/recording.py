@@ -19,13 +19,19 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from time import time_ns
-from typing import Any, BinaryIO, Final, cast
-
-import uvloop
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from headrace.client.udp_offload import UDP_SEGMENT, segment_size
 from headrace.errors import ConfigError
 from headrace.wire.capture import MAX_CHUNK, Capture, Chunk, serialize
+
+if TYPE_CHECKING:
+    _EventLoop = asyncio.SelectorEventLoop
+else:
+    try:
+        from uvloop import Loop as _EventLoop
+    except ImportError:
+        _EventLoop = asyncio.SelectorEventLoop
 
 logger = logging.getLogger("headrace")
 
@@ -108,7 +114,7 @@ class Recorder:
         logger.warning("recording ends: %s", why)
 
 
-class RecordingLoop(uvloop.Loop):
+class RecordingLoop(_EventLoop):
     """An event loop whose servers are recorded."""
 
     recorder: Recorder | None = None

@@ -163,7 +163,7 @@ def _read(path: Path) -> tuple[list[UsedToken], bool]:
 
 def _open(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         length = max(os.fstat(file).st_size, HEADER.size)
         # A record that a crash cut short is written over.

@@ -15,6 +15,7 @@ from typing import Final
 
 from headrace.errors import FullError, StorageError
 from headrace.hub.sequence import Hub
+from headrace.platforms import reserve_bytes
 
 NAME: Final = "reserve"
 _SHARE: Final = 32
@@ -58,9 +59,9 @@ class DiskRoom:
         return True
 
     def _reserve(self) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.posix_fallocate(descriptor, 0, self.reserved)
+            reserve_bytes(descriptor, self.reserved)
         except OSError:
             self.give_up()
         finally:

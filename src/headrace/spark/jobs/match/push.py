@@ -20,10 +20,8 @@ import contextlib
 import logging
 import socket
 import struct
-import termios
 import threading
 from collections.abc import Callable, Sequence
-from fcntl import ioctl
 from time import monotonic, time
 from typing import Final
 
@@ -306,9 +304,12 @@ class Lifeline:
 def _unacknowledged(connection: socket.socket) -> int:
     """Count the bytes that were sent and that the peer's machine has not acknowledged, where the system tells."""
     try:
+        import termios
+        from fcntl import ioctl
+
         count: int
         # Linux calls it SIOCOUTQ, which is the same number.
         [count] = struct.unpack("i", ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))
-    except OSError:
+    except (ImportError, OSError):
         return 0
     return count
