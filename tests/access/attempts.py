@@ -321,6 +321,7 @@ LINK: Final[dict[str, tuple[dict[str, Any], bytes]]] = {
     "hold": ({"op": "holds", "name": "fleet-h", "seq": 1}, b""),
     "holds": ({"op": "holds"}, b""),
     "snapshot": ({"op": "snapshot"}, b""),
+    "chain": ({"op": "chain"}, b""),
     "subscriptions": ({"op": "subscriptions"}, b""),
     "report": ({"op": "report", "name": "r", "facts": {}}, b""),
     "reload": ({"op": "reload"}, b""),

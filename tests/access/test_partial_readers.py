@@ -130,6 +130,10 @@ class TestBackbone:
 
 
 class TestLink:
+    async def test_no_digests_of_what_it_may_not_read(self, server: Server) -> None:
+        async with link_as(server, SOME) as peer:
+            assert (await peer.ask(op="chain", id=2))["error"] == "forbidden"
+
     async def test_a_read(self, server: Server) -> None:
         async with link_as(server, SOME) as peer:
             got, heads = await peer.stream(op="read", id=2, first=1, last=5)

@@ -58,7 +58,7 @@ def names(directory: Path) -> set[str]:
 
 def test_the_fixture_is_what_it_says(tmp_path: Path, written: list[Message]) -> None:
     expected = {NAME(n, kind) for n in (1, 4, 7) for kind in ("arrow", "index", "topics")}
-    assert names(tmp_path) == expected | {NAME(10, "open"), NAME(13, "open")}
+    assert names(tmp_path) == expected | {NAME(10, "open"), NAME(13, "open"), "chain"}
     assert [message.seq for message in written] == list(range(1, 16))
 
 
@@ -474,6 +474,7 @@ class TestEntries:
             *(NAME(op, kind) for op in (1, 7) for kind in ("arrow", "index", "entries", "topics")),
             NAME(10, "open"),
             NAME(11, "open"),
+            "chain",
         }
         again = Log.open(tmp_path)
         assert self.payloads(again) == self.EXPECTED

@@ -288,6 +288,7 @@ class SyncLinkClient(SyncClient[LinkClient]):
     create_service = Blocking(LinkClient.create_service)
     remove_service = Blocking(LinkClient.remove_service)
     snapshot = Blocking(LinkClient.snapshot)
+    chain = Blocking(LinkClient.chain)
     subscriptions = Blocking(LinkClient.subscriptions)
     holds = Blocking(LinkClient.holds)
     hold = Blocking(LinkClient.hold)

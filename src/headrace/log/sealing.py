@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from headrace.log import frame
 from headrace.log.entries_file import EntriesWriter
+from headrace.log.proof.chain import ChainExtension
 from headrace.log.sealed import SealedSegment, SegmentEnd, write_segment
 from headrace.log.tail import TailFile
 from headrace.message import SCHEMA, Batch, Offsets, Run, column_type, envelope_rows
@@ -33,12 +34,20 @@ TEXT_BYTES: Final = 16 << 20
 _EDGES: Final = struct.Struct("<ii")
 
 
-def seal(tail: TailFile, path: Path, *, sync: bool) -> SealedSegment:
-    """Write every message of ``tail`` to ``path``, its entries and the index beside it."""
+def seal(tail: TailFile, path: Path, *, sync: bool, extension: ChainExtension | None = None) -> SealedSegment:
+    """Write every message of ``tail`` to ``path``, its entries and the index beside it; add them to the chain."""
     ends = SegmentEnd(tail.last_op, tail.last, tail.last_time)
     with EntriesWriter.beside(path, tail.header) as entries:
         batches = record_batches(tail, entries.add)
+        if extension is not None:
+            batches = _digested(batches, extension)
         return write_segment(path, tail.header, batches, entries, ends, sync=sync)
+
+
+def _digested(batches: Iterator[pa.RecordBatch], extension: ChainExtension) -> Iterator[pa.RecordBatch]:
+    for rows in batches:
+        extension.add(rows)
+        yield rows
 
 
 def record_batches(tail: TailFile, entries: Callable[[Batch], None]) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from headrace.log import snapshot as snapshots
 from headrace.log import watermark
 from headrace.log.checksum import crc32c
 from headrace.log.files import WriterLock, sync_directory, translating, write_whole
+from headrace.log.proof.log_chain import SECTION, write_chain
 from headrace.log.snapshot import Snapshot
 from headrace.log.tail import TailFile
 
@@ -49,7 +51,7 @@ def begin(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
         for path in snapshots.paths(directory):
             path.unlink()
         if snapshot.op:
-            snapshots.write(directory, snapshot, sync=sync)
+            snapshots.write(directory, _with_chain_beside(directory, snapshot, sync=sync), sync=sync)
         _begin_tail(directory, snapshot, 0, sync=sync)
         if sync:
             sync_directory(directory)
@@ -114,11 +116,18 @@ def finish_installing(directory: Path) -> None:
     for old in directory.iterdir():
         if _REPLACED.fullmatch(old.name):
             old.unlink(missing_ok=True)
-    snapshots.write(directory, snapshot, sync=True)
+    snapshots.write(directory, _with_chain_beside(directory, snapshot, sync=True), sync=True)
     _begin_tail(directory, snapshot, time, sync=True)
     sync_directory(directory)
     path.unlink()
     sync_directory(directory)
+
+
+def _with_chain_beside(directory: Path, snapshot: Snapshot, *, sync: bool) -> Snapshot:
+    """Write the chain of digests that came with a snapshot to its own file; return the snapshot without it."""
+    sections = dict(snapshot.sections)
+    write_chain(directory, sections.pop(SECTION, None), sync=sync)
+    return replace(snapshot, sections=sections)
 
 
 def _begin_tail(directory: Path, snapshot: Snapshot, time: int, *, sync: bool) -> None:

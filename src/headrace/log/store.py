@@ -29,6 +29,7 @@ from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedErro
 from headrace.log import recovery, retention, snapshot
 from headrace.log.files import FailedSync, WriterLock, sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
+from headrace.log.proof.log_chain import SECTION, LogChain
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
 from headrace.log.snapshot_pieces import Section
@@ -109,6 +110,8 @@ class Log:
         elif lock is not None:
             forget(directory)
         self._dirty_directory = False
+        self.chain = LogChain(self)
+        """The digests of the messages, those of removed ones included."""
 
     @classmethod
     def open(
@@ -502,6 +505,12 @@ class Log:
                     return segment
         return None
 
+    def prove_next(self) -> bool:
+        """Add a sealed segment to the chain of digests that it lacks, if there is one; for a background thread."""
+        self._check_writable()
+        with self._sealing:
+            return self.chain.advance(sync=self.fsync != "never")
+
     def write_snapshot(self, op: int, seq: int, sections: Mapping[str, Section]) -> None:
         """Write the hub's state after operation ``op``, which must be committed; ``seq`` is the newest message then.
 
@@ -520,6 +529,15 @@ class Log:
         with translating(self.directory):
             snapshot.write_frozen(self.directory, self.uuid, state, sync=sync)
         self.snapshot = snapshot.Snapshot(self.uuid, op, seq, {})
+
+    def packed_snapshot(self, state: snapshot.FrozenState) -> bytes:
+        """Serialize a state for a log that begins after it, with the chain of digests up to there; in a thread."""
+        try:
+            chain = self.chain.at(state.seq).serialize()
+        except TrimmedError:
+            # The log was sealed past the state meanwhile. The copy knows the digests of what it gets itself.
+            return snapshot.packed(self.uuid, state)
+        return snapshot.packed(self.uuid, replace(state, sections={**state.sections, SECTION: chain}))
 
     def forget_sections(self) -> None:
         """Free what the newest snapshot holds, once the state was restored from it."""
@@ -677,7 +695,8 @@ class Log:
         # A failure loses nothing: the tail stays, and sealing is retried later.
         try:
             with translating(path):
-                segment = seal(tail, path, sync=sync)
+                extension = self.chain.extension(tail.first, tail.last)
+                segment = seal(tail, path, sync=sync, extension=extension)
                 if sync:
                     sync_directory(self.directory)
             with self._changing:
@@ -692,6 +711,8 @@ class Log:
             # Its files would come back as a part of the log.
             _remove(path, _SEALED_SUFFIXES)
             return None
+        if extension is not None:
+            self.chain.keep(extension.finish(), sync=sync)
         tail.path.unlink(missing_ok=True)
         return segment
 

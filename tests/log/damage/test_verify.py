@@ -40,10 +40,19 @@ class TestFindings:
         assert steps[-1].last == 30
         assert [step.path.name for step in steps] == [
             written.name(30, "snapshot"),
+            "chain",
             *(written.name(n, "arrow") for n in (1, 7, 13)),
             written.name(19, "open"),
             written.name(25, "open"),
         ]
+
+    def test_damaged_digests_are_told_and_harm_nothing(self, written: Written) -> None:
+        chain = written.directory / "chain"
+        chain.write_bytes(chain.read_bytes()[:-1] + b"x")
+        (found,) = (each for each in verify.verify(written.directory) if isinstance(each, Problem))
+        assert (found.path, found.reason) == (chain, "the digests do not match their checksum")
+        assert found.harmless
+        Log.open(written.directory).close()
 
     def test_everything_that_is_wrong_is_named(self, written: Written) -> None:
         """One finding for each problem, and a problem does not hide the next."""

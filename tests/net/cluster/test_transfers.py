@@ -86,7 +86,8 @@ def test_it_comes_whole_in_pieces(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     (snapshot,) = scene.fetched
     assert snapshot is not None
     assert (snapshot.uuid, snapshot.op, snapshot.seq) == (scene.log.uuid, 2, 1)
-    assert snapshot.sections == HubState.sections(scene.state)
+    chain = scene.log.chain.at(1).serialize()
+    assert snapshot.sections == {**HubState.sections(scene.state), "chain": chain}
     assert scene.state.made == 1
 
 

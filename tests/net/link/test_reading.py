@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from threading import Event, Thread, current_thread, main_thread
 from typing import Any
-from uuid import UUID
 
 import pytest
 from tests.net.linkpeer import LinkPeer, delivered, fill, link_peer, opened, refused, rows
@@ -16,10 +15,11 @@ from headrace.errors import StorageError
 from headrace.hub.consumers.group import ConsumerFilter
 from headrace.hub.filters import Filter
 from headrace.hub.routing import subscriptions
-from headrace.log import snapshot
+from headrace.log import Log, snapshot
+from headrace.log.proof.chain import Chain
 from headrace.matching.row_filter import RowFilter
 from headrace.message import SCHEMA, Batch, Run
-from headrace.net.link import connection, consumers, reading, row_bodies
+from headrace.net.link import connection, consumers, row_bodies
 from headrace.net.server.process import Server
 from headrace.wire.link.message import SUBSCRIPTIONS, rows_of
 from headrace.wire.link.plain_rows import published_body
@@ -289,7 +289,22 @@ async def test_snapshot_is_the_state_now(server: Server, peer: LinkPeer) -> None
     assert (head["seq"], head["size"]) == (1, len(data))
     taken = snapshot.parse(data)
     assert (taken.uuid, taken.op, taken.seq) == (server.hub.log.uuid, 2, 1)
-    assert dict(taken.sections) == server.hub.state.sections()
+    sections = dict(taken.sections)
+    assert Chain.parse(sections.pop("chain"), "section") == server.hub.log.chain.at(1)
+    assert sections == server.hub.state.sections()
+
+
+async def test_the_chain_covers_everything_committed(server: Server, peer: LinkPeer) -> None:
+    log = server.hub.log
+    for _ in range(2):
+        await fill(peer, 1000)
+        await peer.say(op="chain", id=1)
+        (event, data), (end, _) = await peer.hear(), await peer.hear()
+        assert (event["event"], event["at"]) == ("chain", 0)
+        assert (end["seq"], end["size"]) == (log.head, len(data))
+        rows = (each.to_arrow() for each in log.scan(1))
+        assert Chain.parse(data, "answer") == Chain(log.uuid).extended(rows, log.head)
+        assert await server.maintenance.seal() == 1
 
 
 @pytest.fixture
@@ -297,11 +312,11 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Snapshots are packed only once this is set."""
     may = Event()
 
-    def packed(uuid: UUID, taken: snapshot.FrozenState) -> bytes:
+    def packed(log: Log, taken: snapshot.FrozenState) -> bytes:
         may.wait(SECONDS)
-        return snapshot.packed(uuid, taken)
+        return snapshot.packed(log.uuid, taken)
 
-    monkeypatch.setattr(reading, "packed", packed)
+    monkeypatch.setattr(Log, "packed_snapshot", packed)
     yield may
     may.set()
 
@@ -327,7 +342,7 @@ async def test_a_snapshot_that_cannot_be_packed_is_not_the_last(
         raise StorageError("no room for it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "packed", failing)
+        patch.setattr(Log, "packed_snapshot", failing)
         assert (await peer.ask(op="snapshot", id=1))["error"] == "storage"
     assert (await peer.ask(op="snapshot", id=1))["event"] == "snapshot"
 

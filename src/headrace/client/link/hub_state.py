@@ -14,6 +14,7 @@ from headrace.client.base import Client
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import LostTubeError, Make
 from headrace.client.link.streams import check_seq
+from headrace.log.proof.chain import Chain
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import SUBSCRIPTIONS, LinkMessage, rows_of
 
@@ -96,6 +97,14 @@ class StateRequests(Client):
             lambda n: ask.SnapshotRequest(id=n, credit=self._credit), lambda message: bytes(message.body)
         )
         return b"".join(pieces)
+
+    async def chain(self, first_block: int = 0) -> Chain:
+        """Return the digests of all messages, as the hub keeps them; or those of blocks from ``first_block`` on."""
+        pieces, _ = await self._pieces(
+            lambda n: ask.ChainRequest(id=n, first=first_block, credit=self._credit),
+            lambda message: bytes(message.body),
+        )
+        return Chain.parse(b"".join(pieces), "the hub's chain")
 
     async def subscriptions(self) -> pa.Table:
         """Return every content subscription: client, connector, the place of its entry, and its fields by attribute.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from headrace.errors import DamagedError
 from headrace.log import snapshot, watermark
 from headrace.log.damage.inspection import (
     InspectedSegment,
@@ -22,6 +23,8 @@ from headrace.log.damage.inspection import (
     numbers,
 )
 from headrace.log.files import has_writer
+from headrace.log.proof.chain import Chain
+from headrace.log.proof.log_chain import FILE
 from headrace.log.recovery import REPAIRING, STATE_MISSING
 
 _LOOKS: Final = 5
@@ -76,6 +79,15 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
         elif found is not None and (newest is None or found.op > newest.op):
             newest = found
         yield Progress(path, done, max(total, done))
+    chain = directory / FILE
+    if _size(chain):
+        done += _size(chain)
+        try:
+            Chain.parse(chain.read_bytes(), str(chain))
+        except DamagedError as damage:
+            # The log makes it anew, of the messages that it still has.
+            yield Problem(chain, damage.offset, damage.first, damage.last, damage.reason, harmless=True)
+        yield Progress(chain, done, max(total, done))
     inspected: InspectedSegment | None = None
     needed: tuple[int, int] | None = None
     for inspected in inspect(directory, uuids):
@@ -123,6 +135,7 @@ def _files(directory: Path) -> Iterator[Path]:
         for suffix in (".open", ".arrow", ".index", ".entries", ".topics"):
             yield directory / f"{number:016d}{suffix}"
     yield from snapshot.paths(directory)
+    yield directory / FILE
 
 
 def _size(path: Path) -> int:

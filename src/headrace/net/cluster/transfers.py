@@ -29,7 +29,7 @@ from headrace.hub.compact_batches import compacted
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.replication_frames import pack
-from headrace.log.snapshot import Snapshot, packed, parse
+from headrace.log.snapshot import Snapshot, parse
 from headrace.message import Batch
 from headrace.net.cluster.parcel_door import ParcelStream
 from headrace.wire.parcel.body import GetSnapshot, NewState, Prepare, SnapshotPart
@@ -155,7 +155,7 @@ class Snapshots:
         if not self._making and self._made_at is None and state.op > after:
             self._making = True
             taken = state.freeze()
-            self._make(partial(packed, self._hub.log.uuid, taken), partial(self._made, taken.op))
+            self._make(partial(self._hub.log.packed_snapshot, taken), partial(self._made, taken.op))
         return self._making
 
     def _made(self, op: int, data: bytes | None) -> None:

@@ -74,6 +74,7 @@ class LinkOperations:
             ask.CommitRequest: self._stages.commit,
             ask.AbortRequest: self._stages.abort,
             ask.SnapshotRequest: reading.snapshot,
+            ask.ChainRequest: reading.chain,
             ask.ReportRequest: self._report,
             ask.ReloadRequest: self._reload,
             ask.LostRequest: LinkLostRanges(hub, parts.losses).lost,

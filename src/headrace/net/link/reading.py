@@ -6,6 +6,8 @@ take a while, and are done in a thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from weakref import WeakValueDictionary
 
 from headrace.errors import RefusedError, TrimmedError
@@ -15,7 +17,6 @@ from headrace.hub.sequence import Hub
 from headrace.hub.topic_test import check_topic_pattern
 from headrace.log import Log
 from headrace.log.files import translating
-from headrace.log.snapshot import packed
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
@@ -63,7 +64,7 @@ class LinkReading:
         self._rights = rights
         self.waiting = Waiting()
         self._packing: set[LinkConnection] = set()
-        """Connections for which a snapshot is being packed: each is as large as the state, so one at a time."""
+        """Connections for which a snapshot or a chain is being packed: each may be large, so one at a time."""
 
     def head(self, connection: LinkConnection, request: ask.HeadRequest, _body: memoryview) -> None:
         """Answer the log's range."""
@@ -181,11 +182,30 @@ class LinkReading:
 
     def snapshot(self, connection: LinkConnection, request: ask.SnapshotRequest, _body: memoryview) -> None:
         """Send the hub's state."""
+        taken = self._hub.state.freeze()
+        self._send(connection, request, "snapshot", taken.seq, partial(self._log.packed_snapshot, taken))
+
+    def chain(self, connection: LinkConnection, request: ask.ChainRequest, _body: memoryview) -> None:
+        """Send the digests of all committed messages."""
+        head = self._log.head
+
+        def made() -> bytes:
+            return self._log.chain.at(head).since(request.first).serialize()
+
+        self._send(connection, request, "chain", head, made)
+
+    def _send(
+        self,
+        connection: LinkConnection,
+        request: ask.SnapshotRequest | ask.ChainRequest,
+        what: str,
+        seq: int,
+        make: Callable[[], bytes],
+    ) -> None:
+        """Send bytes that a thread makes, in pieces; they stand for the log up to message ``seq``."""
         connection.check_room_for_stream()
         if connection in self._packing:
-            raise ExplainedError("busy", "a snapshot is being packed for this tube", limit=1)
-        state = self._hub.state
-        taken = state.freeze()
+            raise ExplainedError("busy", "a snapshot or a chain is being packed for this tube", limit=1)
 
         def over() -> None:
             self._packing.discard(connection)
@@ -193,12 +213,12 @@ class LinkReading:
         def made(data: bytes) -> None:
             over()
             connection.check_room_for_stream()
-            end = {"seq": taken.seq, "size": len(data)}
-            pieces = byte_pieces("snapshot", data)
+            end = {"seq": seq, "size": len(data)}
+            pieces = byte_pieces(what, data)
             connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
 
         self._packing.add(connection)
-        self._background.answer(connection, request.id, made, packed, self._log.uuid, taken, failed=over)
+        self._background.answer(connection, request.id, made, make, failed=over)
 
     def subscriptions(
         self, connection: LinkConnection, request: ask.SubscriptionsRequest, _body: memoryview

@@ -123,6 +123,10 @@ class LinkRights:
                 self._check(connection, Action.SERVICE, service)
                 if request.action == "list" and connection.principal.denies(Action.READ, service):
                     self._refuse(connection, Action.READ, service, Forbidden.DENIED)
+            case ask.ChainRequest():
+                # A digest confirms a guess at what a message says.
+                if not connection.principal.reads_everything:
+                    self._refuse(connection, Action.READ, "**", Forbidden.NOT_ALLOWED)
             case _ if isinstance(request, _ADMIN):
                 self._check(connection, Action.ADMIN)
             case _:

@@ -205,6 +205,13 @@ class SnapshotRequest(_Request, frozen=True, kw_only=True):
     credit: Credit = DEFAULT_CREDIT
 
 
+class ChainRequest(_Request, frozen=True, kw_only=True):
+    """Ask for the digests of all messages, or of blocks from ``first`` on, in the form of the log's file of them."""
+
+    first: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    credit: Credit = DEFAULT_CREDIT
+
+
 class ServicesRequest(_Request, frozen=True, kw_only=True):
     """List services, show one with its value, create one, or remove it."""
 
@@ -259,7 +266,7 @@ class LostRequest(_Request, frozen=True, kw_only=True):
 Request: TypeAlias = (
     HelloRequest | HeadRequest | StatusRequest | ReadRequest | FollowRequest | EntriesRequest
     | ReplicateRequest | MoreRequest | CancelRequest | PublishRequest | PassRequest | PublisherRequest
-    | StageRequest | CommitRequest | AbortRequest | HoldsRequest | SnapshotRequest | ServicesRequest
+    | StageRequest | CommitRequest | AbortRequest | HoldsRequest | SnapshotRequest | ChainRequest | ServicesRequest
     | SubscriptionsRequest | ConsumersRequest | AckRequest | ReportRequest | ReloadRequest | LostRequest
 )  # fmt: skip
 

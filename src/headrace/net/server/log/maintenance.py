@@ -214,6 +214,8 @@ class LogMaintenance:
                     await self._trim()
                 if not self._too_busy_to_seal():
                     await self._index_next()
+                    async with self._sealing:
+                        await self._in_thread(self._log.prove_next)
                 self._went_well("seal")
             except DamagedError as error:
                 # It raises once: the tail is passed over from now on, and sealing goes on with the next.

@@ -1,0 +1,201 @@
+"""The chain: a SHA-256 for each block of messages, and one over those from the first block on.
+
+Block ``k`` (from 0) is messages ``k * 65,536 + 1`` to ``(k + 1) * 65,536``. Its digest is the SHA-256 of their
+canonical bytes, side by side. The chain begins with the log's uuid, and each block is chained to those before it::
+
+    chain(0) = SHA-256("headrace chain 1" + uuid)
+    chain(n) = SHA-256(chain(n - 1) + digest of block n - 1)
+
+So the chain after n blocks stands for every message up to ``n * 65,536``, and does not depend on files, segments or
+batches. The block that is not full yet is *open*: its digest so far can be told as well, and resumed.
+
+A log that begins in the middle of a block, with nobody to tell the digests before it, knows those from the next block
+on. That is enough to compare it with another copy, and not enough for a chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+from uuid import UUID
+
+import pyarrow as pa
+
+from headrace.errors import DamagedError, UsageError
+from headrace.log.checksum import crc32c
+from headrace.log.proof.canonical import canonical
+from headrace.log.proof.resumable_sha256 import STATE_BYTES, Sha256
+from headrace.message import Offsets
+
+BLOCK: Final = 65_536
+"""Messages of a block."""
+DIGEST_BYTES: Final = 32
+
+_GENESIS: Final = b"headrace chain 1"
+_HEAD: Final = struct.Struct("<8s16sQQQB")
+_MAGIC: Final = b"HRCHAIN\x01"
+
+
+def block_of(seq: int) -> int:
+    """The block of a message.
+
+    >>> block_of(1), block_of(65_536), block_of(65_537)
+    (0, 0, 1)
+    """
+    return (seq - 1) // BLOCK
+
+
+def block_range(block: int) -> tuple[int, int]:
+    """The first and the last message of a block."""
+    return block * BLOCK + 1, (block + 1) * BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What is known about a log's messages up to ``through``; it never changes."""
+
+    uuid: UUID
+    through: int = 0
+    base: int = 0
+    """The first block whose digest is known; 0 unless the log begins later and nobody told what was before."""
+    digests: bytes = b""
+    """Of each full block from ``base`` on."""
+    open: bytes | None = Sha256().state()
+    """The state of the open block's digest; ``None`` if its beginning is not known."""
+
+    @classmethod
+    def beginning_at(cls, uuid: UUID, first: int) -> Chain:
+        """The chain of a log whose first message is ``first``, if nothing is known about those before it."""
+        begins_block = (first - 1) % BLOCK == 0
+        return cls(uuid, first - 1, -(-(first - 1) // BLOCK), b"", Sha256().state() if begins_block else None)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are full."""
+        return self.through // BLOCK
+
+    @property
+    def value(self) -> bytes | None:
+        """The chain over all full blocks; ``None`` if those before ``base`` are not known."""
+        return chained(self.uuid, self.digests) if self.base == 0 else None
+
+    @property
+    def open_digest(self) -> bytes | None:
+        """The digest of the open block's messages so far; ``None`` if they are not known."""
+        return None if self.open is None else Sha256(self.open).digest()
+
+    def digest(self, block: int) -> bytes | None:
+        """The digest of a full block, if it is known."""
+        at = (block - self.base) * DIGEST_BYTES
+        return self.digests[at : at + DIGEST_BYTES] or None if at >= 0 else None
+
+    def since(self, block: int) -> Chain:
+        """The same without the digests of blocks before ``block``."""
+        skipped = max(min(block, self.blocks) - self.base, 0)
+        return replace(self, base=self.base + skipped, digests=self.digests[skipped * DIGEST_BYTES :])
+
+    def cut_back(self, blocks: int) -> Chain:
+        """The chain after so many full blocks, which must be known."""
+        kept = self.digests[: max(blocks - self.base, 0) * DIGEST_BYTES]
+        return Chain(self.uuid, blocks * BLOCK, self.base, kept)
+
+    def extended(self, rows: Iterable[pa.RecordBatch], last: int) -> Chain:
+        """The chain with more messages, which must follow one another up to ``last``."""
+        extension = ChainExtension(self, last)
+        for each in rows:
+            extension.add(each)
+        return extension.finish()
+
+    def serialize(self) -> bytes:
+        """The chain as bytes, for a file or a snapshot."""
+        head = _HEAD.pack(
+            _MAGIC, self.uuid.bytes, self.through, self.base, len(self.digests), self.open is not None
+        )
+        body = head + self.digests + (self.open or b"")
+        return body + crc32c(body).to_bytes(4, "little")
+
+    @classmethod
+    def parse(cls, data: bytes, name: str) -> Chain:
+        """Parse a chain; raise if it is damaged, naming its source."""
+        if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            raise DamagedError(name, 0, 1, None, "the digests do not match their checksum")
+        magic, uuid, through, base, size, begun = _HEAD.unpack_from(data)
+        end = _HEAD.size + size
+        state = data[end:-4]
+        known = DIGEST_BYTES * max(through // BLOCK - base, 0)
+        if magic != _MAGIC or size != known or len(state) != STATE_BYTES * begun:
+            raise DamagedError(name, 0, 1, None, "the digests are of an unknown form")
+        return cls(UUID(bytes=uuid), through, base, data[_HEAD.size : end], state if begun else None)
+
+
+class Hash(Protocol):
+    """A digest under way: of ``hashlib``, or one that can be resumed."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Take more bytes."""
+
+    def digest(self) -> bytes:
+        """The digest of all bytes taken so far."""
+
+
+class ChainExtension:
+    """Messages being added to a chain, batch by batch, up to a known end."""
+
+    def __init__(self, chain: Chain, last: int) -> None:
+        self._chain = chain
+        self._full = last // BLOCK
+        """How many blocks will be full: only the digest of the open one after them is resumed later."""
+        self._through = chain.through
+        self._digests = [chain.digests]
+        self._state: Hash | None = None if chain.open is None else self._hash(chain.open)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add messages; they must follow those before."""
+        first, last = rows.column("seq")[0].as_py(), rows.column("seq")[-1].as_py()
+        if first != self._through + 1 or last - first + 1 != rows.num_rows:
+            raise UsageError(f"messages {first} to {last} cannot follow message {self._through} in a chain")
+        for data, edges in canonical(rows):
+            self._add(data.data, edges)
+
+    def finish(self) -> Chain:
+        """The chain with all messages added."""
+        state = self._state
+        if state is not None and not isinstance(state, Sha256):
+            raise UsageError(f"the chain was to be extended further than to message {self._through}")
+        return replace(
+            self._chain,
+            through=self._through,
+            digests=b"".join(self._digests),
+            open=None if state is None else state.state(),
+        )
+
+    def _add(self, data: memoryview, edges: Offsets) -> None:
+        at, count = 0, len(edges) - 1
+        while at < count:
+            end = min(at + BLOCK - self._through % BLOCK, count)
+            if self._state is not None:
+                self._state.update(data[edges[at] : edges[end]])
+            self._through += end - at
+            at = end
+            if self._through % BLOCK == 0:
+                if self._state is not None:
+                    self._digests.append(self._state.digest())
+                self._state = self._hash()
+
+    def _hash(self, state: bytes | None = None) -> Hash:
+        """Begin or resume the digest of the open block; by ``hashlib``, which is faster, if all of it will come."""
+        begins = self._through % BLOCK == 0
+        if begins and self._through // BLOCK < self._full:
+            return hashlib.sha256()
+        return Sha256(state)
+
+
+def chained(uuid: UUID, digests: bytes) -> bytes:
+    """The chain over the digests of all blocks from the first on."""
+    value = hashlib.sha256(_GENESIS + uuid.bytes).digest()
+    for at in range(0, len(digests), DIGEST_BYTES):
+        value = hashlib.sha256(value + digests[at : at + DIGEST_BYTES]).digest()
+    return value

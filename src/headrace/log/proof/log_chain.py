@@ -1,0 +1,128 @@
+"""The chain of a log on disk: the file ``chain``, extended as segments are sealed.
+
+The chain covers sealed messages. It is extended while a tail is sealed, from the rows at hand, and saved when the
+segment is in place. If it lags (the log is older than its chain, or a save has failed) it is extended segment by
+segment. A late start takes it from the snapshot it begins with. Digests of removed messages stay in it.
+
+A chain that cannot be read, is of another log, or does not fit the log is begun anew, from what the log still has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from headrace.errors import DamagedError, TrimmedError
+from headrace.log.files import translating, write_whole
+from headrace.log.proof.chain import Chain, ChainExtension, block_of, block_range
+from headrace.message import merge
+
+if TYPE_CHECKING:
+    from headrace.log.store import Log
+
+FILE: Final = "chain"
+SECTION: Final = "chain"
+"""The section of a snapshot that has the chain up to its newest message, for logs that begin after it."""
+
+_READ_BYTES: Final = 4 << 20
+
+
+def write_chain(directory: Path, section: bytes | None, *, sync: bool) -> None:
+    """Give a log that begins after a snapshot the chain that came with it, or none."""
+    path = directory / FILE
+    if section is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_whole(path, section, sync=sync)
+
+
+class LogChain:
+    """The chain of one open log; any thread asks it."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._path = log.directory / FILE
+        self._kept: Chain | None = None
+        self._reached: Chain | None = None
+        """The furthest chain that somebody has asked for: the next who asks goes on from there."""
+        self._lock = threading.Lock()
+
+    @property
+    def kept(self) -> Chain:
+        """The chain as far as it is kept on disk."""
+        with self._lock:
+            if self._kept is None:
+                self._kept = self._fitting(self._read())
+            return self._kept
+
+    def extension(self, first: int, last: int) -> ChainExtension | None:
+        """Begin to extend the chain by messages that are being sealed, if they are the next."""
+        chain = self.kept
+        return ChainExtension(chain, last) if chain.through + 1 == first <= last else None
+
+    def keep(self, chain: Chain, *, sync: bool) -> None:
+        """Keep an extended chain. If it cannot be written, it is written when it is extended the next time."""
+        with self._lock:
+            self._kept = chain
+        with contextlib.suppress(OSError):
+            write_whole(self._path, chain.serialize(), sync=sync)
+
+    def advance(self, *, sync: bool) -> bool:
+        """Extend the chain over one sealed segment that it lacks, if there is one; return whether there was."""
+        chain = self.kept
+        sealed = [segment for segment in self._log.segments[:-1] if segment.last >= segment.first]
+        following = next((segment for segment in sealed if segment.last > chain.through), None)
+        if following is None or following.path.suffix != ".arrow":
+            return False
+        self.keep(self._extended(chain, following.last), sync=sync)
+        return True
+
+    def at(self, seq: int) -> Chain:
+        """The chain up to a committed message, in memory."""
+        kept, reached = self.kept, self._reached
+        chain = reached if reached is not None and kept.through < reached.through <= seq else kept
+        if seq < chain.through:
+            return self._extended(self._back_to(chain, seq), seq)
+        self._reached = chain = self._extended(chain, seq)
+        return chain
+
+    def _extended(self, chain: Chain, last: int) -> Chain:
+        return chain.extended(_rows(self._log, chain.through + 1, last), last)
+
+    def _read(self) -> Chain | None:
+        try:
+            with translating(self._path):
+                return Chain.parse(self._path.read_bytes(), str(self._path)) if self._path.exists() else None
+        except DamagedError:
+            return None
+
+    def _fitting(self, chain: Chain | None) -> Chain:
+        log = self._log
+        if chain is None or chain.uuid != log.uuid:
+            return Chain.beginning_at(log.uuid, log.first)
+        if chain.through > log.tail:
+            chain = self._back_to(chain, log.tail)
+        if chain.through < log.first - 1:
+            return Chain.beginning_at(log.uuid, log.first)
+        return chain
+
+    def _back_to(self, chain: Chain, seq: int) -> Chain:
+        """The chain after the last block that was full at a message; its open part is digested again."""
+        block = block_of(seq + 1)
+        first, _ = block_range(block)
+        if first < self._log.first:
+            raise TrimmedError(first, seq, self._log.first)
+        return chain.cut_back(block)
+
+
+def _rows(log: Log, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    """Yield committed messages as record batches, however small the batches in the log are."""
+    while first <= last:
+        batches = log.read(first, last, _READ_BYTES)
+        yield merge(batches)
+        first = batches[-1].last + 1
