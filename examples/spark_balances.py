@@ -49,11 +49,12 @@ def main(servers: str, *, once: bool) -> None:
     stream = spark.readStream.format("headrace").option("servers", servers)
     messages = stream.option("startingOffsets", "earliest").load()
 
-    def publish(made: DataFrame, _batch: int) -> None:
-        # Spark runs a micro-batch again if it was killed in the middle: a service then gets the value that it has, and
-        # a message may come twice.
-        for rows in (as_services(made), overdrawn(made)):
-            rows.write.format("headrace").option("servers", servers).mode("append").save()
+    def publish(made: DataFrame, batch: int) -> None:
+        # Spark runs a micro-batch again if it was killed in the middle. Each of the two writes has a name of its own,
+        # by which the hub knows whether it has this batch.
+        for name, rows in (("balances", as_services(made)), ("overdrawn", overdrawn(made))):
+            writer = rows.write.format("headrace").option("servers", servers)
+            writer.option("txnAppId", name).option("txnVersion", batch).mode("append").save()
 
     trigger = {"availableNow": True} if once else {"processingTime": "1 second"}
     writer = balances(messages).writeStream.outputMode("update").foreachBatch(publish)

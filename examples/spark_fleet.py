@@ -60,8 +60,9 @@ def main(servers: str, *, once: bool) -> None:
         "'fleet/' || vehicle as service", "to_json(struct(lat, lon, time, positions, fences)) as payload"
     )
 
-    def publish(rows: DataFrame, _batch: int) -> None:
-        rows.write.format("headrace").option("servers", servers).mode("append").save()
+    def publish(rows: DataFrame, batch: int) -> None:
+        writer = rows.write.format("headrace").option("servers", servers)
+        writer.option("txnVersion", batch).mode("append").save()
 
     trigger = {"availableNow": True} if once else {"processingTime": "1 second"}
     writer = changes.writeStream.outputMode("update").foreachBatch(publish)

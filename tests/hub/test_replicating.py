@@ -10,7 +10,9 @@ import pytest
 from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError, UnavailableError
 from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
+from headrace.hub.publishing.query_marks import Queries
+from headrace.hub.publishing.staged_commits import StagedCommits
+from headrace.hub.publishing.staging import Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     Claim,

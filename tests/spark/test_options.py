@@ -197,6 +197,22 @@ def test_the_sink_has_fewer() -> None:
     assert parse_sink_options({"topic": "out"}).topic == "out"
 
 
+def test_a_write_that_may_be_repeated_has_a_version() -> None:
+    options = parse_sink_options({"txnappid": "counts", "txnversion": "0"})
+    assert (options.application, options.version) == ("counts", 0)
+    assert parse_sink_options({"txnversion": "7"}).application is None
+    for given, said in (
+        ({"txnAppId": "counts"}, "set txnVersion too"),
+        ({"txnAppId": "counts", "txnVersion": "-1"}, "expected a whole number from 0 on"),
+        ({"txnAppId": "x" * 256, "txnVersion": "1"}, "at most 255 characters"),
+        ({"txnAppId": "write-mine", "txnVersion": "1"}, "not beginning with 'write-'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            parse_sink_options(given)
+    with pytest.raises(UsageError, match="a stream's checkpoint has its own"):
+        parse_sink_options({"txnVersion": "1"}, stream=True)
+
+
 def test_a_key_is_read_where_it_is_needed(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("s3cret\n")

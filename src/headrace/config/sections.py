@@ -230,6 +230,7 @@ BUDGETS: Final = (
     "connections",
     "subscriptions",
     "state_bytes",
+    "staged_bytes",
     "messages_per_second",
     "bytes_per_second",
     "sent_bytes_per_second",
@@ -482,6 +483,12 @@ class Limits:
     )
     state_bytes_per_client: int = setting(
         size(1), 256 << 20, "The same for the services that one client was the last to publish to."
+    )
+    # They are on the disk, and a query cannot go on past a batch that does not fit.
+    staged_bytes_per_client: int = setting(
+        size(1 << 20),
+        64 << 30,
+        "Bytes of rows that one client's Spark queries have staged and not committed yet, all tasks together.",
     )
     # Here and below, a client is a principal, or an address where nobody is known.
     connections_per_client: int = setting(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from headrace.hub.consumers.cursors import Consumers
 from headrace.hub.lost_ranges import LostRanges
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.staging import Queries
+from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.routing.matcher_ring import MatcherRing
 from headrace.hub.routing.subscriptions import Subscriptions
 from headrace.hub.services.objects import Services

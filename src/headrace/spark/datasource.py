@@ -69,7 +69,7 @@ class HeadraceDataSource(DataSource):
                 'a log is only ever appended to: write with outputMode("append"); write the rows of "update" or '
                 '"complete" from foreachBatch: batch.write.format("headrace").mode("append")'
             )
-        writer = StreamWriter(parse_sink_options(self.options), schema)
+        writer = StreamWriter(parse_sink_options(self.options, stream=True), schema)
         hide_from_collector("plan")  # Spark calls this for each micro-batch.
         return writer
 

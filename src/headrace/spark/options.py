@@ -22,6 +22,7 @@ from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import HeadraceError, LimitError, UsageError
 from headrace.message import MAX_SEQUENCE, SCHEMA
 from headrace.protocols import PORTS
+from headrace.wire.link.requests import MAX_NAME, WRITE
 
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = PORTS["tube_tcp"]
@@ -65,7 +66,7 @@ _STREAM_ONLY: Final = (
     "maxTriggerDelay",
     "hold",
 )
-_WRITE: Final = (*_BOTH, "topic")
+_WRITE: Final = (*_BOTH, "topic", "txnAppId", "txnVersion")
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark passes on although they are its own."""
 
@@ -203,6 +204,10 @@ class SinkOptions:
 
     access: HubOptions
     topic: str = ""
+    application: str | None = None
+    """The name under which a batch ``write`` counts its versions; that of its streaming query by default."""
+    version: int | None = None
+    """The version of a batch ``write`` that may be repeated."""
 
 
 def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceOptions:
@@ -262,10 +267,23 @@ def check_source_options(options: Mapping[str, str]) -> SourceOptions:
             raise error from None
 
 
-def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Parse the options of ``writeStream`` or of ``write``."""
+def parse_sink_options(options: Mapping[str, str], *, stream: bool = False) -> SinkOptions:
+    """Parse the options of ``writeStream`` (``stream``) or of ``write``."""
     given = _Given(options, _WRITE)
-    return SinkOptions(given.access(), topic=given.text("topic") or "")
+    application, version = given.text("txnAppId"), given.number("txnVersion", least=0)
+    if stream and (application is not None or version is not None):
+        raise UsageError(
+            "txnAppId and txnVersion are for write in foreachBatch: a stream's checkpoint has its own"
+        )
+    if version is None and application is not None:
+        raise UsageError(
+            "txnAppId counts versions: set txnVersion too, to the batch's number in foreachBatch"
+        )
+    if application is not None and (len(application) > MAX_NAME or application.startswith(WRITE)):
+        raise UsageError(
+            f"txnAppId = {application!r}: expected at most {MAX_NAME} characters, not beginning with {WRITE!r}"
+        )
+    return SinkOptions(given.access(), given.text("topic") or "", application, version)
 
 
 def as_text(value: object) -> str:
@@ -322,16 +340,16 @@ class _Given:
             ) from None
         return value
 
-    def number(self, name: str) -> int | None:
+    def number(self, name: str, *, least: int = 1) -> int | None:
         value = self.text(name)
         if value is None:
             return None
         try:
             number = int(value)
         except ValueError:
-            number = 0
-        if not 1 <= number < 1 << 62:
-            raise UsageError(f"{name} = {value!r}: expected a whole number from 1 on")
+            number = -1
+        if not least <= number < 1 << 62:
+            raise UsageError(f"{name} = {value!r}: expected a whole number from {least} on")
         return number
 
     def seconds(self, name: str, default: float) -> float:

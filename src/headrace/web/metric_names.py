@@ -91,7 +91,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
         "Messages that were gone before a Spark query read them; the query went on after them.",
     ),
     "repeated": ((), "Messages that publishers sent again and that were in the log already."),
-    "stages_expired": ((), "Staged batches discarded because nobody committed them."),
+    "stages_expired": ((), "Staged pieces discarded after a day in which their query was silent."),
     # The log
     "segments_sealed": ((), "Segments turned into Arrow files."),
     "trimmed": ((), "Messages removed by retention."),

@@ -24,7 +24,7 @@ from headrace.hub.publishing.intake import (
 from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.staging import Queries
+from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.hub.state import HubState, entry

@@ -1,149 +1,149 @@
-"""Stages, commits and the marks of queries."""
+"""Stages: where they are kept, who pays for them, and when they are given back."""
 
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
-import msgspec
-import pyarrow as pa
 import pytest
+from tests.hub.publishing.staged import Budget, piece, rows, stage
 
-from headrace.errors import RefusedError, StorageError
-from headrace.hub.publishing import staging as staging_module
-from headrace.hub.publishing.cover import cover_of
+from headrace.errors import FullError, RefusedError, StorageError
 from headrace.hub.publishing.idempotent import published
 from headrace.hub.publishing.staging import (
-    MARKS,
+    KEPT_SECONDS,
+    LEAST_COST,
+    QUIET_SECONDS,
     SUMMED_UP,
-    Load,
-    Marked,
-    Marks,
-    Queries,
-    StagedCommits,
-    StagedRows,
+    StagedPiece,
     Staging,
+    covered,
     loaded,
-    mark,
     remove_all,
 )
-from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Commit, Published
-from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.checksum import crc32c
-from headrace.message import Batch, Run
-from headrace.wire.link.message import PUBLISHED
-
-AB = Commit(digest=12, token=34)
-
-
-def rows(*payloads: bytes) -> pa.RecordBatch:
-    columns = [[""] * len(payloads), [[]] * len(payloads), [[]] * len(payloads), list(payloads)]
-    return pa.record_batch(
-        [pa.array(c, f.type) for c, f in zip(columns, PUBLISHED, strict=True)], schema=PUBLISHED
-    )
-
-
-def stage(*payloads: bytes, query: str = "q", batch: int = 1, deadline: float = 10.0) -> StagedRows:
-    return StagedRows(query, batch, 0, published(rows(*payloads)), deadline)
 
 
 def test_past_the_memory_there_is_the_disk(tmp_path: Path) -> None:
-    staging = Staging(tmp_path / "stages", max_memory=stage(b"a").size)
-    small, large = stage(b"a"), stage(b"b" * 1000)
-    assert staging.add("s", small) is None
-    path = staging.add("l", large)
+    staging = Staging(tmp_path / "stages", max_memory=LEAST_COST)
+    small, large = piece(b"a"), piece(b"b" * 1000)
+    assert staging.add("s", 0, stage(), small, 0.0) == (None, [])
+    path, _ = staging.add("l", 0, stage(), large, 0.0)
     assert path is not None
+    expected = covered([piece(b"a"), piece(b"b" * 1000)])
     large.spill(path)
     assert path.exists()
     assert [list(each.run) for each in loaded([small, large])] == [[b"a"], [b"b" * 1000]]
+    assert covered([small, large]) == expected
     remove_all(staging.remove(["l", "nobody"]))
     assert not path.exists()
     with pytest.raises(RefusedError):
         large.load()
-    assert staging.add("again", stage(b"")) is not None  # the small one still has the memory
+    assert (
+        staging.add("again", 0, stage(), piece(b""), 0.0)[0] is not None
+    )  # the small one still has the memory
     remove_all(staging.remove(["s"]))
-    assert staging.add("room", stage(b"a")) is None
+    assert staging.add("room", 0, stage(), piece(b"a"), 0.0)[0] is None
 
 
-def test_stages_are_bounded_and_do_not_last(tmp_path: Path) -> None:
-    staging = Staging(tmp_path, max_bytes=2 * stage(b"a").size)
-    for name, deadline in (("a", 1.0), ("b", 3.0)):
-        staging.add(name, stage(b"a", deadline=deadline))
-    with pytest.raises(RefusedError) as full:
-        staging.add("c", stage(b"a"))
-    assert full.value.code == "limit"
-    assert len(staging.expire(2.0)) == 1
-    assert len(staging) == 1
-    with pytest.raises(RefusedError) as missing:
+def test_a_stage_has_any_number_of_pieces_in_their_own_order(tmp_path: Path) -> None:
+    staging = Staging(tmp_path)
+    budget = Budget(10 * LEAST_COST)
+    for number in (2, 0, 1):
+        staging.add("a", number, stage(budget=budget), piece(b"%d" % number), 0.0)
+    # Its answer was lost with the tube: the piece is sent again, and counts once.
+    _, replaced = staging.add("a", 1, stage(budget=budget), piece(b"again"), 0.0)
+    assert len(replaced) == 1
+    assert budget.taken == 3 * LEAST_COST
+    picked = staging.pick("q", 1, ["a"])
+    assert [list(each.run) for each in loaded(picked)] == [[b"0"], [b"again"], [b"2"]]
+    staging.remove_piece("a", 1)
+    with pytest.raises(RefusedError, match="piece 1 ") as missing:
         staging.pick("q", 1, ["a"])
     assert missing.value.code == "missing"
+    assert budget.taken == 2 * LEAST_COST
+
+
+def test_a_budget_is_kept_and_given_back(tmp_path: Path) -> None:
+    staging = Staging(tmp_path)
+    budget, other = Budget(2 * LEAST_COST), Budget(LEAST_COST)
+    for name in ("a", "b"):
+        staging.add(name, 0, stage(budget=budget), piece(b"a"), 0.0)
+    with pytest.raises(RefusedError, match="commit or abort") as full:
+        staging.add("c", 0, stage(budget=budget), piece(b"a"), 0.0)
+    assert full.value.code == "limit"
+    staging.add("theirs", 0, stage(query="p", budget=other), piece(b"a"), 0.0)  # others do not feel it
+    assert len(staging.remove(["a"])) == 1
+    staging.add("c", 0, stage(budget=budget), piece(b"a"), 0.0)
+    assert len(staging) == 3
+
+
+def test_what_a_silent_query_staged_makes_room_for_its_clients_others(tmp_path: Path) -> None:
+    staging = Staging(tmp_path)
+    budget, other = Budget(2 * LEAST_COST), Budget(LEAST_COST)
+    staging.add("theirs", 0, stage(query="theirs", budget=other), piece(b"a"), 0.0)
+    staging.add("old", 0, stage(query="old", budget=budget), piece(b"a"), 0.0)
+    staging.add("new", 0, stage(query="new", budget=budget), piece(b"a"), QUIET_SECONDS - 1)
+    with pytest.raises(RefusedError):
+        staging.add("more", 0, stage(query="new", budget=budget), piece(b"a"), QUIET_SECONDS - 1)
+    _, removed = staging.add("more", 0, stage(query="new", budget=budget), piece(b"a"), QUIET_SECONDS)
+    assert len(removed) == 1
+    with pytest.raises(RefusedError) as missing:
+        staging.pick("old", 1, ["old"])
+    assert missing.value.code == "missing"
+    assert len(staging.pick("theirs", 1, ["theirs"])) == 1
+
+
+def test_stages_wait_for_a_day_and_older_batches_not_at_all(tmp_path: Path) -> None:
+    staging = Staging(tmp_path)
+    for batch in (1, 2, 3):
+        staging.add(f"b{batch}", 0, stage(batch=batch), piece(b"a"), float(batch))
+    staging.add("other", 0, stage(query="other"), piece(b"a"), 0.0)
+    assert len(staging.outdated("q", 2)) == 1
+    assert len(staging.expire(KEPT_SECONDS - 1)) == 0
+    assert len(staging.expire(KEPT_SECONDS)) == 1
+    assert [len(staging.pick("q", batch, [f"b{batch}"])) for batch in (2, 3)] == [1, 1]
+    assert len(staging.expire(KEPT_SECONDS + 3)) == 2
+    assert len(staging) == 0
 
 
 def test_a_commit_names_its_own_stages_once_each(tmp_path: Path) -> None:
     staging = Staging(tmp_path)
-    staging.add("a", stage(b"a"))
+    staging.add("a", 0, stage(), piece(b"a"), 0.0)
     for query, batch, names in (("p", 1, ["a"]), ("q", 2, ["a"]), ("q", 1, ["a", "a"])):
         with pytest.raises(RefusedError) as conflict:
             staging.pick(query, batch, names)
         assert conflict.value.code == "conflict"
+    for another in (stage(query="p"), stage(batch=2), stage(budget=Budget(1 << 30))):
+        with pytest.raises(RefusedError) as conflict:
+            staging.add("a", 1, another, piece(b"a"), 0.0)
+        assert conflict.value.code == "conflict"
 
 
-def test_only_so_many_queries_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_module, "MAX_QUERIES", 3)
-    queries = Queries()
-    for seq, name in enumerate(["a", "b", "c", "a", "d"], 2):
-        queries.apply(name, b'{"batch":1,"rows":1}', seq, seq)
-    assert list(queries) == ["c", "a", "d"]  # the one not heard of for longest is forgotten
-    loaded_queries = Queries()
-    loaded_queries.load(queries.dump())
-    assert list(loaded_queries) == ["c", "a", "d"]
+def test_a_piece_that_is_removed_while_it_is_written_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, write = piece(b"a"), Path.write_bytes
+
+    def meanwhile(path: Path, data: bytes) -> int:
+        kept.remove()
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", meanwhile)
+    kept.spill(tmp_path / "a.rows")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RefusedError):
+        kept.load()
 
 
-def test_writes_that_are_no_streams_push_out_each_other_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream may come back after a weekend, in which another query has written a batch every second."""
-    monkeypatch.setattr(staging_module, "MAX_QUERIES", 2)
-    monkeypatch.setattr(staging_module, "MAX_WRITES", 3)
-    queries = Queries()
-    names = ["a", *(f"write-{number}" for number in range(9)), "b", "write-6", "write-9"]
-    for seq, name in enumerate(names, 2):
-        queries.apply(name, b'{"batch":1,"rows":1}', seq, seq)
-    assert list(queries) == ["a", "write-8", "b", "write-6", "write-9"]
-    queries.apply("c", b'{"batch":1,"rows":1}', 99, 99)
-    assert list(queries) == ["write-8", "b", "write-6", "write-9", "c"]
-    again = Queries()
-    again.load(queries.dump())
-    again.apply("write-10", b'{"batch":1,"rows":1}', 100, 100)
-    assert list(again) == ["b", "write-6", "write-9", "c", "write-10"]
-    monkeypatch.setattr(staging_module, "MAX_WRITES", 1)
-    again.load(queries.dump())
-    assert list(again) == ["b", "write-9", "c"]
-
-
-def test_the_last_batches_of_a_query_are_remembered() -> None:
-    queries = Queries()
-    for batch in range(20):
-        queries.apply("q", mark("q", batch, 2, Commit(batch, batch, "me")).run[0], 2 * batch, batch)
-    assert queries["q"].client == "me"
-    assert [each.batch for each in queries["q"].marks] == list(range(20 - MARKS, 20))
-    assert queries["q"].newest == Marked(19, 2, 38, 19, 19)
-    again = Queries()
-    again.load(queries.dump())
-    assert again == queries
-
-
-@pytest.mark.parametrize("field", ["batch", "rows", "digest", "token"])
-def test_a_mark_that_no_snapshot_could_keep_changes_nothing(field: str) -> None:
-    queries = Queries()
-    state = HubState(queries)
-    payload = msgspec.json.encode({"batch": 1, "rows": 0}).decode()
-    state.apply(entry("query", "q", payload.encode()).numbered(1, 0, 0, 1))
-    wrong = payload[:-1] + f', "{field}": {10**30}}}'
-    state.apply(entry("query", "q", wrong.encode()).numbered(2, 0, 0, 1))
-    assert state.unread == 1
-    assert queries["q"] == Marks("", (Marked(1, 0, 0),))
-    assert state.sections()
+def test_the_log_keeps_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=4096))
+    with pytest.raises(FullError, match="only 3 MiB are free"):
+        piece(b"a").spill(tmp_path / "a.rows")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_the_disk_has_no_room_for_is_not_left(
@@ -155,11 +155,11 @@ def test_a_file_that_the_disk_has_no_room_for_is_not_left(
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    kept = stage(b"a")
+    kept = piece(b"a")
     with pytest.raises(StorageError):
         kept.spill(tmp_path / "stages" / "a.rows")
     assert list((tmp_path / "stages").iterdir()) == []
-    assert len(kept.load()) == len(stage(b"a").load())
+    assert len(kept.load()) == len(piece(b"a").load())
 
 
 def test_files_of_an_earlier_run_are_swept(tmp_path: Path) -> None:
@@ -169,78 +169,14 @@ def test_files_of_an_earlier_run_are_swept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["foreign"]
 
 
-def test_a_commit_is_one_append_and_a_function_of_the_log(tmp_path: Path) -> None:
-    log = Log.open(tmp_path / "log")
-    queries, staging = Queries(), Staging(tmp_path / "stages")
-    hub = Hub(log, 1, max_uncommitted=1 << 20, state=HubState(queries))
-    commits = StagedCommits(hub, queries, staging)
-    for name, payload in (("a", b"1"), ("b", b"2")):
-        staging.add(name, stage(payload, payload))
-    told: list[object] = []
-    again: list[str] = []
-    begun = commits.begin("q", 1, ["a", "b"], lambda: None, AB)
-    assert isinstance(begun, Load)
-    assert commits.begin("q", 1, ["a", "b"], lambda: again.append("now"), AB) is None
-    batches = loaded(begun.stages)
-    commits.append("q", 1, batches, ["a", "b"], told.append, AB)
-    hub.turn(1)
-    assert told == [Published(1, 4, op=5)]
-    assert again == ["now"]
-    assert (log.head, log.head_op) == (4, 5)
-    # A repeat names all that is committed: the batch is somewhere in it.
-    hub.submit(Batch(Run.one(b"later")))
-    hub.turn(2)
-    assert commits.begin("q", 1, ["a", "b"], lambda: None, AB) == Published(1, 4, op=6)
-    begun = commits.begin("q", 1, [], lambda: None, Commit())
-    assert isinstance(begun, Load)
-    assert begun.known is not None
-    with pytest.raises(RefusedError, match="conflict"):
-        commits.compare("q", begun.known, cover_of(loaded(begun.stages)))
-    with pytest.raises(RefusedError, match="conflict"):
-        commits.begin("q", 0, [], lambda: None, Commit())
-    assert len(staging) == 0
-    restored = Queries()
-    HubState(restored).restore(log)
-    assert restored == queries == {"q": Marks("", (Marked(1, 4, 4, *AB[:2]),))}
-    reloaded = Queries()
-    reloaded.load(queries.dump())
-    assert reloaded == queries
-    log.close()
-
-
-def test_a_commit_that_fails_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log.open(tmp_path / "log")
-    queries, staging = Queries(), Staging(tmp_path / "stages")
-    hub = Hub(log, 1, max_uncommitted=1 << 20, state=HubState(queries))
-    commits = StagedCommits(hub, queries, staging)
-    staging.add("a", stage(b"1"))
-    told: list[object] = []
-
-    def fail(_: object) -> None:
-        raise StorageError("no")
-
-    for _ in range(2):
-        begun = commits.begin("q", 1, ["a"], lambda: None, AB)
-        assert isinstance(begun, Load)
-        batches = loaded(begun.stages)
-        with monkeypatch.context() as patch:
-            if not told:
-                patch.setattr(log, "append", fail)
-            commits.append("q", 1, batches, ["a"], told.append, AB)
-            hub.turn(1)
-    assert isinstance(told[0], StorageError)
-    assert told[1] == Published(1, 1, op=2)
-    log.close()
-
-
 def test_a_stage_counts_what_its_rows_keep_alive() -> None:
-    small = StagedRows("q", 1, 0, published(rows(b"a")), 10.0)
-    assert StagedRows("q", 1, 0, published(rows(b"a")), 10.0, held=5000).size == 5000
-    assert StagedRows("q", 1, 0, published(rows(b"a")), 10.0, held=1).size == small.size
+    assert StagedPiece(published(rows(b"a")), held=5 * LEAST_COST).size == 5 * LEAST_COST
+    assert piece(b"a").size == LEAST_COST
+    assert piece(bytes(10 * LEAST_COST)).size > 10 * LEAST_COST
 
 
 def test_long_payloads_that_stay_in_memory_are_summed_up(tmp_path: Path) -> None:
-    long, short = stage(bytes(SUMMED_UP - 1), b"x"), stage(b"short")
+    long, short = piece(bytes(SUMMED_UP - 1), b"x"), piece(b"short")
     for each in (long, short):
         each.sum_up()
     found = loaded([long, short])
@@ -255,7 +191,7 @@ def test_long_payloads_that_stay_in_memory_are_summed_up(tmp_path: Path) -> None
 
 
 def test_what_is_on_the_disk_is_not_summed_up(tmp_path: Path) -> None:
-    long = stage(bytes(SUMMED_UP))
+    long = piece(bytes(SUMMED_UP))
     long.spill(tmp_path / "long.rows")
     long.sum_up()
     assert [batch.run.summed for batch in loaded([long])] == [None]

@@ -11,7 +11,7 @@ from tests.net.raw import until
 
 from headrace.errors import FullError
 from headrace.hub.publishing.passed import pack_passed
-from headrace.hub.publishing.staging import mark
+from headrace.hub.publishing.query_marks import mark
 from headrace.hub.sequencer import Commit
 from headrace.net.link import connection
 from headrace.net.server.process import Server

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.net.linkpeer import LinkPeer, link_peer, rows
 from tests.net.raw import running_hub, until
 
+from headrace.hub.access.accounts import Resource
+from headrace.message import Batch
 from headrace.net.server.process import Server
 
 
@@ -130,3 +135,73 @@ async def test_where_clients_are_known_a_query_is_its_clients(server: Server, pe
     assert (await staged(peer, 0, (b"a",), client="alice"))["ok"]
     assert (await staged(peer, 1, (b"b",), client="bob"))["error"] == "forbidden"
     assert (await staged(peer, 1, (b"b",), client="alice"))["ok"]
+
+
+async def test_a_stage_is_filled_in_numbered_pieces(server: Server, peer: LinkPeer) -> None:
+    for number, payload in ((1, b"b"), (0, b"lost"), (0, b"a")):
+        answer = await peer.ask(
+            rows(payload), op="stage", id=1, query="q", batch=1, stage="mine", number=number
+        )
+        assert answer == {"id": 1, "ok": True, "stage": "mine"}
+    refused = await peer.ask(rows(b"x"), op="stage", id=1, query="q", batch=2, stage="mine")
+    assert refused["error"] == "conflict"
+    await peer.ask(rows(b"d"), op="stage", id=1, query="q", batch=2, stage="holes", number=1)
+    assert (await peer.ask(op="commit", id=1, query="q", batch=1, stages=["mine"]))["last"] == 2
+    assert (await peer.ask(op="commit", id=1, query="q", batch=2, stages=["holes"]))["error"] == "missing"
+    got, _ = await peer.stream(op="read", id=2, first=1, origin="spark")
+    assert [message.payload for message in got] == [b"a", b"b"]
+
+
+async def test_stages_are_charged_to_their_client_and_given_back(tmp_path: Path) -> None:
+    budget = f"limits.staged_bytes_per_client={1 << 20}"
+    async with running_hub(tmp_path, budget) as server, link_peer(server) as peer:
+        (account,) = (each for each in server.accounts if each.has[Resource.CONNECTIONS])
+        large = rows(bytes(600_000))
+        for batch in range(3):
+            assert (await peer.ask(large, op="stage", id=1, query="q", batch=batch, stage=f"s{batch}"))["ok"]
+            refused = await peer.ask(large, op="stage", id=1, query="q", batch=batch, stage=f"t{batch}")
+            assert refused["error"] == "limit"
+            assert "limits.staged_bytes_per_client" in refused["reason"]
+            assert account.has[Resource.STAGED_BYTES] > 600_000
+            if batch < 2:
+                assert (await peer.ask(op="commit", id=1, query="q", batch=batch, stages=[f"s{batch}"]))["ok"]
+            else:
+                assert (await peer.ask(op="abort", id=1, stages=[f"s{batch}"]))["ok"]
+            assert account.has[Resource.STAGED_BYTES] == 0
+
+
+@pytest.mark.slow
+async def test_a_batch_of_more_than_half_a_gigabyte_is_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pieces are files, a thread appends them, and the hub serves others meanwhile."""
+    async with (
+        running_hub(tmp_path, "log.fsync=never") as server,
+        link_peer(server) as peer,
+        link_peer(server) as other,
+    ):
+        body = rows(*(bytes([number]) * 1_000_000 for number in range(6)))
+        for number in range(100):
+            await peer.ask(body, op="stage", id=1, query="q", batch=0, stage="all", number=number)
+        assert any((tmp_path / "stages").glob("*.rows"))
+        assert server.hub.log.tail == 0
+        writing, append = threading.Event(), server.hub.log.append
+
+        def slowly(batches: Sequence[Batch]) -> None:
+            writing.wait(60)
+            append(batches)
+
+        monkeypatch.setattr(server.hub.log, "append", slowly)
+        await peer.say(op="commit", id=2, query="q", batch=0, stages=["all"])
+        await until(lambda: server.hub.paused)
+        # While it is written, others are answered and see nothing of it.
+        assert (await other.ask(op="head", id=1))["head"] == 0
+        await other.say(rows(b"later"), op="publish", id=2)
+        writing.set()
+        answer = (await peer.hear())[0]
+        assert (answer["first"], answer["last"], answer["repeated"]) == (1, 600, False)
+        assert (await other.hear())[0]["first"] == 601
+        assert server.hub.log.head == 601
+        [last] = server.hub.log.read(600, 600)
+        assert list(last.run) == [bytes([5]) * 1_000_000]
+        await until(lambda: not any((tmp_path / "stages").glob("*.rows")))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from tests.spark.hubs import Hub
 
@@ -155,7 +156,7 @@ def test_parts_are_in_order_and_a_repeat_changes_nothing(kept: Hub) -> None:
     parts = [staged(kept, 0, 1, b"c", b"d"), None, staged(kept, 0, 0, b"a", b"b"), staged(kept, 0, 2)]
     before = kept.head().head
     assert parts[3] is not None
-    assert parts[3].stages == []
+    assert parts[3].stage == ""
     commit(options(kept), parts, services=False)
     commit(options(kept), parts, services=False)
     # The batch was run again, by other tasks in other parts.
@@ -179,7 +180,6 @@ def test_many_rows_are_staged_in_pieces(kept: Hub) -> None:
     ]
     message = stage(options(kept), "many", 0, 0, iter(batches))
     assert message.rows == 9000
-    assert len(message.stages) > 4
     commit(options(kept), [message], services=False)
     expected = [payload for batch in batches for payload in batch.column("payload").to_pylist()]
     assert kept.payloads(from_seq=before + 1) == expected
@@ -244,18 +244,16 @@ def test_stages_of_another_log_are_not_committed(kept: Hub) -> None:
 
 
 def test_as_many_stages_as_a_request_has_room_for(kept: Hub) -> None:
-    message = staged(kept, 4, 0, b"x", query="many")
-    (name,) = message.stages
-    message.stages = [f"{number:0{len(name)}d}" for number in range(MAX_STAGES)]
+    one = staged(kept, 4, 0, b"x", query="many")
+    many = [replace(one, stage=f"{part:0{len(one.stage)}d}", part=part) for part in range(MAX_STAGES)]
     # The request can be made, and the hub looks for the stages.
     with pytest.raises(RefusedError, match="What was staged is gone"):
-        commit(options(kept), [message], services=False)
-    more = staged(kept, 4, 1, b"y", query="many")
-    with pytest.raises(UsageError, match=r"2 partitions in 4097 pieces: .*coalesce\(\)"):
-        commit(options(kept), [message, more], services=False)
-    abort(options(kept), [message, more])
+        commit(options(kept), many, services=False)
+    with pytest.raises(UsageError, match=r"a batch of 4097 partitions: .*coalesce\(\)"):
+        commit(options(kept), [*many, one], services=False)
+    abort(options(kept), [*many, one])
     with pytest.raises(RefusedError, match="What was staged is gone"):
-        commit(options(kept), [more], services=False)
+        commit(options(kept), [one], services=False)
 
 
 def changes(hub: Hub, query: str, *pairs: tuple[str, bytes]) -> None:
@@ -374,3 +372,40 @@ def test_a_batch_that_spark_repeats_is_not_appended_again(
     pipe(spark, hub, tmp_path, 1000).awaitTermination()
     assert hub.head().head == head
     assert len(hub.payloads(topic="out")) == 100
+
+
+@pytest.mark.spark
+def test_a_batch_that_for_each_batch_repeats_is_written_once(
+    spark: SparkSession, hub: Hub, tmp_path: Path
+) -> None:
+    """The driver died after the write and before the checkpoint's commit."""
+    hub.publish([b"%d" % n for n in range(1500)], topic="in")
+    source = spark.readStream.format("headrace").options(
+        servers=hub.servers, topic="in", startingOffsets="earliest", maxOffsetsPerTrigger=500
+    )
+
+    def publish(rows: DataFrame, batch: int) -> None:
+        writer = rows.selectExpr("payload", "'out' as topic").write.format("headrace")
+        writer.options(servers=hub.servers, txnVersion=batch).mode("append").save()
+        named = rows.selectExpr("payload", "'named' as topic").write.format("headrace")
+        named.options(servers=hub.servers, txnAppId="named", txnVersion=batch).mode("append").save()
+
+    def run() -> None:
+        writer = source.load().writeStream.foreachBatch(publish).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+
+    run()
+    assert [len(hub.payloads(topic=topic)) for topic in ("out", "named")] == [1500, 1500]
+    for file in (tmp_path / "checkpoint" / "commits").iterdir():
+        file.unlink()
+    for _ in range(2):
+        run()
+    assert [len(hub.payloads(topic=topic)) for topic in ("out", "named")] == [1500, 1500]
+    # A batch of that number with other rows is no repeat.
+    other = spark.range(5).selectExpr("cast(id as string) as payload")
+    with pytest.raises(PySparkException, match=r"these 5 are not the same.*another txnAppId"):
+        other.write.format("headrace").options(servers=hub.servers, txnAppId="named", txnVersion=2).mode(
+            "append"
+        ).save()
+    with pytest.raises(PySparkException, match="txnVersion without txnAppId is for foreachBatch"):
+        other.write.format("headrace").options(servers=hub.servers, txnVersion=2).mode("append").save()

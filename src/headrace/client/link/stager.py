@@ -1,13 +1,14 @@
 """Staging many rows, in pieces that a tube can carry, ahead of the answers up to a window.
 
-The rows of one task of a query's batch become stages, in order; :meth:`Stager.finish` returns their names. A piece
-whose tube was lost is staged again over the next one: the hub forgets a stage that nobody commits.
+The rows of one task of a query's batch become one stage, in numbered pieces; :meth:`Stager.finish` returns its name. A
+piece whose tube was lost is sent again over the next one, under the same number.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from secrets import token_hex
 from typing import Final
 
 import numpy as np
@@ -39,7 +40,8 @@ class Stager:
         self._part = part
         self._window = window
         self._unanswered = 0
-        self._tasks: list[asyncio.Task[str]] = []
+        self._name = token_hex(8)
+        self._tasks: list[asyncio.Task[None]] = []
         self._answered = asyncio.Event()
 
     async def add(self, rows: pa.RecordBatch) -> None:
@@ -55,26 +57,35 @@ class Stager:
             await self._answered.wait()
             self._check()
         self._unanswered += size
-        self._tasks.append(asyncio.ensure_future(self._stage(body, size)))
+        self._tasks.append(asyncio.ensure_future(self._stage(body, size, len(self._tasks))))
         # Let it be sent before more rows are made.
         await asyncio.sleep(0)
 
-    async def finish(self) -> list[str]:
-        """Return the names of the stages, in order, once all are there."""
-        return list(await asyncio.gather(*self._tasks))
+    async def finish(self) -> str:
+        """Return the stage's name once all of it is there."""
+        await asyncio.gather(*self._tasks)
+        return self._name
 
     async def give_up(self) -> None:
-        """Stop sending; the hub forgets what it has of these rows by itself."""
+        """Stop sending, and tell the hub to forget what it has of these rows."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._link.abort([self._name])
 
-    async def _stage(self, body: Sequence[Buffer], size: int) -> str:
+    async def _stage(self, body: Sequence[Buffer], size: int, number: int) -> None:
         try:
-            answer = await self._link.ask(
-                lambda n: ask.StageRequest(id=n, query=self._query, batch=self._batch, part=self._part), body
+            await self._link.ask(
+                lambda n: ask.StageRequest(
+                    id=n,
+                    query=self._query,
+                    batch=self._batch,
+                    part=self._part,
+                    stage=self._name,
+                    number=number,
+                ),
+                body,
             )
-            return str(answer.head["stage"])
         finally:
             self._unanswered -= size
             self._answered.set()

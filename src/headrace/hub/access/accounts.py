@@ -3,8 +3,8 @@
 Every principal has one account, and so has every address from which somebody comes whom nobody knows. All connections
 of a peer share its account, at whatever door. It counts
 
-- what a peer **has**: connections, subscriptions, bytes of state. Asking for more than its budget is refused
-  (:meth:`Account.take`), where the protocol can say so by an error, else by ending the connection;
+- what a peer **has**: connections, subscriptions, bytes of state and of staged rows. Asking for more than its budget
+  is refused (:meth:`Account.take`), where the protocol can say so by an error, else by ending the connection;
 - what it **sends and is sent**: messages and bytes a second. A peer above its rate is not read from until it is within
   it again, and a reader above its rate is sent nothing more; nothing is lost by either.
 
@@ -32,6 +32,7 @@ class Resource(StrEnum):
 
     CONNECTIONS = "connections"
     SUBSCRIPTIONS = "subscriptions"
+    STAGED_BYTES = "staged_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class Budget:
     connections: int
     subscriptions: int
     state_bytes: int
+    staged_bytes: int
     messages_per_second: int | None
     bytes_per_second: int | None
     sent_bytes_per_second: int | None
@@ -50,6 +52,7 @@ UNLIMITED: Final = Budget(
     connections=sys.maxsize,
     subscriptions=sys.maxsize,
     state_bytes=sys.maxsize,
+    staged_bytes=sys.maxsize,
     messages_per_second=None,
     bytes_per_second=None,
     sent_bytes_per_second=None,
@@ -193,6 +196,7 @@ class Account:
             "connections": self.has[Resource.CONNECTIONS],
             "subscriptions": self.has[Resource.SUBSCRIPTIONS],
             "state_bytes": self.state_bytes,
+            "staged_bytes": self.has[Resource.STAGED_BYTES],
             "received_bytes": self.received_bytes,
             "received_messages": self.received_messages,
             "sent_bytes": self.sent_bytes,
@@ -237,6 +241,7 @@ class Accounts:
             connections=limits.connections_per_client,
             subscriptions=limits.subscriptions_per_client,
             state_bytes=limits.state_bytes_per_client,
+            staged_bytes=limits.staged_bytes_per_client,
             messages_per_second=limits.messages_per_second,
             bytes_per_second=limits.bytes_per_second,
             sent_bytes_per_second=limits.sent_bytes_per_second,

@@ -40,14 +40,19 @@ class Cover(NamedTuple):
     rows: int
     digest: int
 
+    @classmethod
+    def total(cls, covers: Iterable[Cover]) -> Cover:
+        """Sum up several."""
+        rows = digest = 0
+        for each in covers:
+            rows += each.rows
+            digest += each.digest
+        return cls(rows, digest % _BITS)
+
 
 def cover_of(batches: Iterable[Batch]) -> Cover:
     """Sum up rows."""
-    rows = digest = 0
-    for batch in batches:
-        rows += len(batch)
-        digest += int(_rows(batch).sum(dtype=np.uint64))
-    return Cover(rows, digest % _BITS)
+    return Cover.total(Cover(len(batch), int(_rows(batch).sum(dtype=np.uint64))) for batch in batches)
 
 
 def _rows(batch: Batch) -> _Hashes:

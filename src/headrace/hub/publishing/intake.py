@@ -1,7 +1,7 @@
 """The publishing rules of one hub, for clients of its own doors and for nodes that ask it as the primary.
 
 A hub has one :class:`PublishIntake`, whichever doors are open. Only it recognises repeats: rows with a publisher's
-number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by :mod:`~headrace.hub.publishing.staging`.
+number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by :mod:`~headrace.hub.publishing.staged_commits`.
 
 In a cluster, a node that is not primary sends a :class:`PrimaryRequest` as the bulk of a Publish parcel: the length of
 a msgpack head, the head, and Arrow rows, or the frames of what it passes on
@@ -30,8 +30,10 @@ from headrace.errors import (
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.passed import column_texts, unpack_passed
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.publishing.same_rows import Elsewhere
-from headrace.hub.publishing.staging import Queries, StagedCommits, Staging
+from headrace.hub.publishing.staged_commits import StagedCommits
+from headrace.hub.publishing.staging import Staging
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Claim, Commit, Opened, Opening, Published, WhenPublished
 from headrace.message import Batch

@@ -9,12 +9,15 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
+from typing import NamedTuple
 
 from headrace.errors import HeadraceError
+from headrace.hub.access.accounts import Account, Resource
 from headrace.hub.counters import Counters
-from headrace.hub.publishing.cover import Cover, cover_of
+from headrace.hub.publishing.cover import Cover
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.publishing.staging import SECONDS, Marked, StagedRows, loaded, remove_all, token_of
+from headrace.hub.publishing.query_marks import Marked, token_of
+from headrace.hub.publishing.staging import Stage, StagedPiece, covered, loaded, remove_all
 from headrace.hub.sequencer import Commit, Published
 from headrace.hub.services.publish import ServicePublishing, ServiceUse, uses
 from headrace.message import Batch
@@ -23,6 +26,18 @@ from headrace.net.link.connection import LinkConnection
 from headrace.net.link.publishing import RequestBodies, check_origin
 from headrace.net.link.rights import LinkRights
 from headrace.wire.link import requests as ask
+
+
+class _AccountBudget(NamedTuple):
+    """Has a client's account pay for its stages."""
+
+    account: Account
+
+    def take(self, size: int) -> str | None:
+        return self.account.take(Resource.STAGED_BYTES, size)
+
+    def give_back(self, size: int) -> None:
+        self.account.give_back(Resource.STAGED_BYTES, size)
 
 
 class LinkStages:
@@ -44,9 +59,10 @@ class LinkStages:
         self._aside = aside
         self._counters = counters
         self._rights = rights
+        self._commits.discard = partial(aside.run, remove_all)
 
     def tick(self, now: float) -> None:
-        """Drop stages that were not committed in time."""
+        """Drop stages whose queries have been silent for too long."""
         if expired := self._staging.expire(now):
             self._counters.add("stages_expired", len(expired))
             self._aside.run(remove_all, expired)
@@ -55,13 +71,16 @@ class LinkStages:
         """Keep rows until they are committed."""
         rows = self._bodies.published(body)
         self._rights.check_topics(connection, [rows])
-        deadline = asyncio.get_running_loop().time() + SECONDS
-        stage = StagedRows(request.query, request.batch, request.part, rows, deadline, held=len(body))
+        piece = StagedPiece(rows, held=len(body))
+        stage = Stage(request.query, request.batch, _AccountBudget(connection.account))
         # Short names: a commit lists all of its stages in one request's head.
-        name = token_hex(8)
-        path = self._staging.add(name, stage)
+        name, number = request.stage or token_hex(8), request.number
+        now = asyncio.get_running_loop().time()
+        path, removed = self._staging.add(name, number, stage, piece, now)
+        if removed:
+            self._aside.run(remove_all, removed)
         if path is None:
-            stage.sum_up()
+            piece.sum_up()
             connection.answer(request.id, stage=name)
             return
         connection.uncommitted(len(body))
@@ -72,9 +91,9 @@ class LinkStages:
 
         def failed() -> None:
             connection.uncommitted(-len(body))
-            self._staging.remove([name])
+            self._staging.remove_piece(name, number)
 
-        self._aside.answer(connection, request.id, spilled, stage.spill, path, failed=failed)
+        self._aside.answer(connection, request.id, spilled, piece.spill, path, failed=failed)
 
     def commit(self, connection: LinkConnection, request: ask.CommitRequest, body: memoryview) -> None:
         """Append the rows of some stages, unless they are in the log."""
@@ -96,7 +115,7 @@ class LinkStages:
             connection.answer(request.id, first=begun.first, last=begun.last, repeated=True, op=begun.op)
             return
         if begun.known is not None:
-            self._compare(connection, request, begun.stages, begun.known, token)
+            self._compare(connection, request, begun.pieces, begun.known, token)
             return
 
         def reply(result: Published | HeadraceError) -> None:
@@ -120,14 +139,14 @@ class LinkStages:
 
         give_up = partial(self._commits.give_up, query)
         self._aside.answer(
-            connection, request.id, read, _loaded, begun.stages, request.services, failed=give_up
+            connection, request.id, read, _loaded, begun.pieces, request.services, failed=give_up
         )
 
     def _compare(
         self,
         connection: LinkConnection,
         request: ask.CommitRequest,
-        stages: list[StagedRows],
+        pieces: list[StagedPiece],
         known: Marked,
         token: int,
     ) -> None:
@@ -135,11 +154,10 @@ class LinkStages:
 
         def read(cover: Cover) -> None:
             first, last, _, op = self._commits.compare(request.query, known, cover)
-            self._commits.answered(request.query, request.batch, token)
-            self._aside.run(remove_all, self._staging.remove(request.stages))
+            self._commits.answered(request.query, request.batch, token, request.stages)
             connection.answer(request.id, first=first, last=last, repeated=True, op=op)
 
-        self._aside.answer(connection, request.id, read, lambda: cover_of(loaded(stages)))
+        self._aside.answer(connection, request.id, read, covered, pieces)
 
     def abort(self, connection: LinkConnection, request: ask.AbortRequest, _body: memoryview) -> None:
         """Forget stages."""
@@ -147,7 +165,7 @@ class LinkStages:
         connection.answer(request.id)
 
 
-def _loaded(stages: list[StagedRows], services: bool) -> tuple[list[Batch], dict[str, ServiceUse], Cover]:
-    """Read the rows of stages, what they cover and, if they change services, how; runs in a thread."""
-    rows = loaded(stages)
-    return rows, uses(each.to_arrow() for each in rows) if services else {}, cover_of(rows)
+def _loaded(pieces: list[StagedPiece], services: bool) -> tuple[list[Batch], dict[str, ServiceUse], Cover]:
+    """Read the rows of pieces, what they cover and, if they change services, how; runs in a thread."""
+    rows = loaded(pieces)
+    return rows, uses(each.to_arrow() for each in rows) if services else {}, covered(pieces)

@@ -46,6 +46,7 @@ from headrace.net.server.access.audit_file import AuditFile
 from headrace.net.server.access.reloading import Reloading
 from headrace.net.server.access.used_token_files import UsedTokenFiles
 from headrace.net.server.doors import DoorOpener
+from headrace.net.server.log.large_appends import LargeAppends
 from headrace.net.server.log.maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.log.repeat_comparison import in_threads
 from headrace.net.server.machine.reader_threads import ReaderThreads
@@ -117,6 +118,7 @@ class Server:
         self.memory: MemoryRoom
         self._upstream: Upstream | None = None
         self._cluster: ClusterNode | None = None
+        self._appends: LargeAppends | None = None
         self._parcel: socket.socket | None = None
         self._peers: tuple[Address, ...] = ()
         self._following: asyncio.Task[None] | None = None
@@ -382,6 +384,8 @@ class Server:
             self._peers = self._cluster.attach(hub, self._intake, wanted)
             self._cluster.became_primary = self._obey_policy
             return
+        self._appends = LargeAppends(hub, self._disk)
+        hub.write = self._appends
         self._obey_policy()
         self._turn()
 
@@ -495,8 +499,11 @@ class Server:
                 logger.warning("stopping without the last answers to what was passed on: %s", above.problem)
 
     async def _all_committed(self) -> None:
-        """Wait for the sync that commits what was appended last (``fsync=always``)."""
+        """Wait for the append under way, and for the sync that commits it (``fsync=always``)."""
         log = self.hub.log
+        if self._appends is not None:
+            await self._appends.finish()
+            self._turn()
         while self._cluster is not None and log.tail_op > log.head_op:  # noqa: ASYNC110 -- at the end of a hub's life
             await asyncio.sleep(_LOOK_SECONDS)
         while log.tail_op > log.head_op:

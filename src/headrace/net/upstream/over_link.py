@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from secrets import token_hex
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -328,25 +329,22 @@ class TubeUpstream:
         self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
     ) -> None:
         async def work(session: LinkSession) -> Published:
-            stages: list[str] = []
+            name, number = token_hex(8), 0
             origin = rows[0].origin if rows else "spark"
             for each in rows:
                 table = each.to_arrow().select(PUBLISHED.names)
                 at, step = 0, max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
                 while at < table.num_rows:
                     body = body_of(table.slice(at, step))
-                    answer = await call(
-                        session, lambda n: ask.StageRequest(id=n, query=query, batch=batch, part=0), body
-                    )
-                    stages.append(str(answer.head["stage"]))
-                    at += step
+                    await call(session, partial(_staged, query, batch, name, number), body)
+                    at, number = at + step, number + 1
             answer = await call(
                 session,
                 lambda n: ask.CommitRequest(
                     id=n,
                     query=query,
                     batch=batch,
-                    stages=stages,
+                    stages=[name] if number else [],
                     origin=origin,
                     token=terms.token,
                     client=terms.client,
@@ -410,6 +408,10 @@ class TubeUpstream:
         task = asyncio.ensure_future(attempt())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _staged(query: str, batch: int, stage: str, number: int, request_id: int) -> ask.StageRequest:
+    return ask.StageRequest(id=request_id, query=query, batch=batch, stage=stage, number=number)
 
 
 def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.PublishRequest:

@@ -1,8 +1,10 @@
 """The sink: rows to messages or to service changes, exactly once.
 
-Every task stages its rows at the hub, where they are invisible. When all tasks of a micro-batch are done, the driver
-commits the stages of those that succeeded: one append, which records the query and the batch too. So the batch is in
-the log whole and once, or not at all, whatever is killed:
+Every write has an **application** and a **version**: a query's id and batch for ``writeStream``, ``txnAppId`` and
+``txnVersion`` for a batch ``write`` in ``foreachBatch``. Every task stages its rows at the hub, where
+they are invisible, in a stage of its own of any size. When all tasks are done, the driver commits the stages of those
+that succeeded: one append, which records the application, the version and what they cover. So the rows are in the log
+whole and once, or not at all, whatever is killed:
 
 - A task or an executor that fails is repeated, and stages again; its earlier stages are dropped.
 - A driver that fails repeats the batch from its checkpoint. If it was committed, the hub adds nothing, provided that
@@ -11,8 +13,7 @@ the log whole and once, or not at all, whatever is killed:
 - A hub that fails before the commit has lost the stages: the commit is refused, the query fails and is restarted.
 - If a hub fails during the commit, the driver repeats the commit.
 
-The query's id is in its checkpoint. A batch ``df.write`` has no such id: it is all or nothing, but a retry is a second
-write.
+A batch ``write`` without ``txnAppId`` is all or nothing, but a retry is a second write.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ if TYPE_CHECKING:
 
     from headrace.client.sync import Begun
 
-_TOO_LARGE: Final = re.compile("a commit of|payload of a commit")
+_TOO_LARGE: Final = re.compile("a commit of|payload of a commit|staged_bytes")
 """The limits that smaller batches would stay within."""
 
 _OTHER: Final = (
-    "Go on with the checkpoint that wrote last, or begin a new one (another checkpointLocation), from the offset on "
-    "that is not written yet. A batch that is run again must have the same rows: one with rand(), uuid() or the like "
-    "has others each time"
+    "Go on with the checkpoint that wrote last, or begin a new one (another checkpointLocation, another txnAppId), "
+    "from the offset on that is not written yet. A batch that is run again must have the same rows: one with rand(), "
+    "uuid() or the like has others each time"
 )
 """What to do if a batch is in the log with other rows."""
+
+_QUERY: Final = "sql.streaming.queryId"
+"""The property of a task that names its streaming query."""
 
 COLUMNS: Final = ("payload", "topic", "service", "attributes", "numbers")
 
@@ -60,7 +64,8 @@ class StagedPart(WriterCommitMessage):
     batch: int
     part: int
     log: str
-    stages: list[str]
+    stage: str
+    """Its name; empty if there were no rows."""
     rows: int
 
 
@@ -74,7 +79,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage one task's rows; runs in an executor."""
         context = TaskContext.get()
-        query = context and context.getLocalProperty("sql.streaming.queryId")
+        query = context and context.getLocalProperty(_QUERY)
         batch = context and context.getLocalProperty("streaming.sql.batchId")
         if context is None or not query or not batch:
             raise UsageError("Spark does not name the query and the batch: the sink needs PySpark 4.3")
@@ -97,12 +102,22 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._services = check_columns(schema)
-        self._query = f"{WRITE}{uuid4()}"
+        self._once = f"{WRITE}{uuid4()}"
+        """The application of a write that has no version."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage one task's rows; runs in an executor."""
         context = TaskContext.get()
-        return stage(self._options, self._query, 0, context.partitionId() if context else 0, iterator)
+        application, version = self._options.application, self._options.version
+        if version is None:
+            application, version = self._once, 0
+        elif application is None:
+            application = None if context is None else context.getLocalProperty(_QUERY)
+        if context is None or not application:
+            raise UsageError(
+                "txnVersion without txnAppId is for foreachBatch, where Spark names the query: set both"
+            )
+        return stage(self._options, application, version, context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Append what all tasks staged."""
@@ -149,7 +164,7 @@ def stage(
 
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
-        return StagedPart(query, batch, part, "", [], 0)
+        return StagedPart(query, batch, part, "", "", 0)
     count = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -169,7 +184,7 @@ def stage(
                 sending = client.begin(stager.send(body))
             if sending is not None:
                 sending.wait()
-            stages = client.wait(stager.finish())
+            name = client.wait(stager.finish())
         except BaseException:
             if sending is not None:
                 sending.cancel()
@@ -177,7 +192,7 @@ def stage(
                 client.wait(stager.give_up())
             raise
         hide_from_collector("write")
-        return StagedPart(query, batch, part, client.log, stages, count)
+        return StagedPart(query, batch, part, client.log, name, count)
 
 
 def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, services: bool) -> None:
@@ -188,11 +203,10 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None],
     if not staged:
         return
     one = staged[0]
-    names = [name for each in staged for name in each.stages]
+    names = [each.stage for each in staged]
     if len(names) > MAX_STAGES:
         raise UsageError(
-            f"a batch of {len(staged)} partitions in {len(names)} pieces: the hub takes {MAX_STAGES} at once. Write "
-            "fewer partitions (coalesce())"
+            f"a batch of {len(names)} partitions: the hub takes {MAX_STAGES} at once. Write fewer (coalesce())"
         )
     with link(options.access) as client:
         if others := {each.log for each in staged} - {client.log}:
@@ -201,7 +215,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None],
             client.commit(one.query, one.batch, names, services=services)
         except RefusedError as refused:
             if refused.code == "missing":
-                lost = "the hub was restarted, or took longer than ten minutes"
+                lost = "the hub was restarted, or somebody aborted it"
                 reason = f"{refused.reason}. What was staged is gone ({lost}): run the batch again"
                 raise RefusedError("missing", reason) from refused
             if refused.code == "conflict":
@@ -217,7 +231,7 @@ def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) 
     """Drop what was staged; a hub that is away drops it by itself."""
     from headrace.spark.hub_connections import link
 
-    names = [name for each in _staged(messages) for name in each.stages]
+    names = [each.stage for each in _staged(messages)]
     if not names:
         return
     with suppress(HeadraceError), link(options.access, at_once=True) as client:
@@ -226,4 +240,4 @@ def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) 
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
-    return [message for message in messages if isinstance(message, StagedPart) and message.stages]
+    return [message for message in messages if isinstance(message, StagedPart) and message.stage]

@@ -21,6 +21,8 @@ MAX_ID: Final = (1 << 53) - 1
 MAX_NUMBER: Final = (1 << 62) - 1
 """A publisher's own numbers are signed 64-bit in the log; this leaves room to continue from the largest."""
 MAX_NAME: Final = 255
+MAX_PIECE: Final = (1 << 31) - 1
+"""The highest number of a piece of a stage."""
 MAX_STAGES: Final = 4096
 """Stages that one commit may name."""
 MAX_PASSED: Final = (1 << 31) - 1
@@ -170,6 +172,10 @@ class StageRequest(_Request, frozen=True, kw_only=True):
     query: Name
     batch: Number
     part: Number = 0
+    stage: Name | None = None
+    """The stage that the rows belong to; without it, they become a stage of their own."""
+    number: Annotated[int, Meta(ge=0, le=MAX_PIECE)] = 0
+    """Their place in the stage: a piece with the same number replaces the one before."""
 
 
 class CommitRequest(_Request, frozen=True, kw_only=True):

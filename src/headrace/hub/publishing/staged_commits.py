@@ -1,0 +1,186 @@
+"""Commits of staged rows: every row of a query's batch, and its mark, in one append or not at all.
+
+A batch that is not newer than the query's newest is never appended again. If it is one of the last
+:data:`~headrace.hub.publishing.query_marks.MARKS` and covers the same rows (:mod:`~headrace.hub.publishing.cover`), it
+is a repeat, answered with the range of the first. If not, it is refused aloud: the query's checkpoint was put back, or
+somebody else commits under its name, and to answer that it is done would lose its rows. A commit of the very same
+stages is known by their names, though they are gone. Where clients prove who they are, a query is its client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError
+from headrace.hub.publishing.cover import Cover
+from headrace.hub.publishing.query_marks import MAX_WRITES, Marked, Queries, mark
+from headrace.hub.publishing.staging import StagedPiece, Staging, remove_all
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Commit, Published, WhenPublished
+from headrace.message import Batch
+
+_TWO: Final = "Its checkpoint was put back, or another query has its name"
+
+
+class Load(NamedTuple):
+    """Work for the caller: read these stages, then append them."""
+
+    pieces: list[StagedPiece]
+    known: Marked | None = None
+    """The batch, if it is in the log: only :meth:`StagedCommits.compare` the rows with it."""
+
+
+Begun: TypeAlias = Published | Load | None
+"""The place of a batch that is committed already, stages to load, or ``None`` if another commit is under way."""
+
+
+class StagedCommits:
+    """Commits of stages, one after the other for each query."""
+
+    def __init__(self, hub: Hub, queries: Queries, staging: Staging) -> None:
+        self._hub = hub
+        self._queries = queries
+        self._staging = staging
+        self._under_way: dict[str, list[Callable[[], None]]] = {}
+        self._answered: dict[tuple[str, int, int], None] = {}
+        """Commits, by query, batch and token, that were found to be repeats: their stages are gone."""
+        self.discard: Callable[[Sequence[StagedPiece]], object] = remove_all
+        """Removes pieces; set by the owner, who has threads for that."""
+
+    def begin(
+        self, query: str, batch: int, names: Sequence[str], again: Callable[[], None], terms: Commit
+    ) -> Begun:
+        """Begin a commit. If another one of the query is under way, ``again`` is called when it ends.
+
+        After :class:`Load`, the caller loads the stages and calls :meth:`append` or :meth:`give_up`.
+        """
+        known = self._known(query, batch, terms.client)
+        if known is not None:
+            if known.is_of(terms.token, some=bool(names)) or (query, batch, terms.token) in self._answered:
+                return self._place(known)
+            return Load(self._staging.pick(query, batch, names), known)
+        if query in self._under_way:
+            self._under_way[query].append(again)
+            return None
+        pieces = self._staging.pick(query, batch, names)
+        self._under_way[query] = []
+        return Load(pieces)
+
+    def compare(self, query: str, known: Marked, cover: Cover) -> Published:
+        """Return the place of a batch that is in the log, if it has the same rows."""
+        if (known.rows, known.digest) != cover:
+            raise RefusedError(
+                "conflict",
+                f"batch {known.batch} of query {query!r} is in the log with {known.rows} rows, and these {cover.rows} "
+                f"are not the same: nothing was appended. {_TWO}",
+            )
+        return self._place(known)
+
+    def answered(self, query: str, batch: int, token: int, names: Sequence[str]) -> None:
+        """Remember that a commit with this token has the rows that are in the log, in case it comes again."""
+        self._answered[query, batch, token] = None
+        if len(self._answered) > MAX_WRITES:
+            del self._answered[next(iter(self._answered))]
+        self._clear(query, batch, names)
+
+    def take(
+        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
+    ) -> None:
+        """Commit rows that another node has staged, once."""
+        try:
+            known = self._known(query, batch, terms.client)
+            if known is not None:
+                same = known.is_of(terms.token, some=bool(rows))
+                cover = Cover(sum(map(len, rows)), terms.digest)
+                reply(self._place(known) if same else self.compare(query, known, cover))
+                return
+        except RefusedError as error:
+            reply(error)
+            return
+        if query in self._under_way:
+            self._under_way[query].append(partial(self.take, query, batch, rows, reply, terms))
+        else:
+            self._under_way[query] = []
+            self.append(query, batch, rows, (), reply, terms)
+
+    def _known(self, query: str, batch: int, client: str) -> Marked | None:
+        """Return the mark of a batch that is not new; raise if it is not known any more, or not the client's."""
+        kept = self._queries.get(query)
+        if kept is None:
+            return None
+        if kept.client and client and kept.client != client:
+            raise RefusedError("forbidden", f"query {query!r} belongs to client {kept.client}")
+        if batch > kept.newest.batch:
+            return None
+        for each in reversed(kept.marks):
+            if each.batch == batch:
+                return each
+        raise RefusedError(
+            "conflict",
+            f"query {query!r} has come to batch {kept.newest.batch}, and batch {batch} is not among the last that are "
+            f"known of it: whether its rows are in the log cannot be told, nothing was appended. {_TWO}",
+        )
+
+    def _place(self, known: Marked) -> Published:
+        # Those who follow this hub's log have the batch, too, once they have all that is committed here.
+        return known.place._replace(op=self._hub.log.head_op)
+
+    def append(
+        self,
+        query: str,
+        batch: int,
+        rows: Sequence[Batch],
+        names: Sequence[str],
+        reply: WhenPublished,
+        terms: Commit,
+    ) -> None:
+        """Append a commit's rows and its mark; ``reply`` gets their place, or the error."""
+        size, most = sum(each.run.size for each in rows), self._hub.append_bytes
+        if most is not None and size > most:
+            # In a cluster they go from node to node in one parcel; a retry would not help.
+            reply(LimitError("link", "payload of a commit", size, most))
+            self.give_up(query)
+            return
+        if self._hub.sequencer is not None:
+            committed = partial(self._committed, query, batch, terms.token, names, reply)
+            self._hub.sequencer.commit(query, batch, rows, committed, terms)
+            return
+        # Submitted together, so appended in one write, whole or not at all.
+        for each in rows:
+            self._hub.submit(each, tied=True)
+
+        def settled(result: Batch | StorageError) -> None:
+            if isinstance(result, StorageError):
+                reply(result)
+            else:
+                reply(self._queries[query].newest.place._replace(op=result.last_op))
+                self._clear(query, batch, names)
+            self.give_up(query)
+
+        self._hub.submit(mark(query, batch, sum(len(each) for each in rows), terms), settled)
+
+    def _committed(
+        self,
+        query: str,
+        batch: int,
+        token: int,
+        names: Sequence[str],
+        reply: WhenPublished,
+        result: Published | HeadraceError,
+    ) -> None:
+        """Finish a commit that another hub was asked for."""
+        reply(result)
+        if isinstance(result, Published):
+            self.answered(query, batch, token, names)
+        self.give_up(query)
+
+    def _clear(self, query: str, batch: int, names: Sequence[str]) -> None:
+        """Give back what a batch that is in the log no longer needs."""
+        self.discard([*self._staging.remove(names), *self._staging.outdated(query, batch)])
+
+    def give_up(self, query: str) -> None:
+        """Let the next commit of a query begin."""
+        for again in self._under_way.pop(query, ()):
+            again()
