@@ -156,7 +156,7 @@ def sources(
         bench.warm_memory(directory, 2 * SIZE * total)
         archived.append(total / _archived(spark, servers, directory, total))
     rate = statistics.median(archived[1:] or archived)
-    table.add("the job archive, to Parquet", rate, rate * SIZE / 1e6, base="Parquet files to Parquet")
+    table.add("the job archive, to Delta", rate, rate * SIZE / 1e6, base="Parquet files to Parquet")
     return table
 
 

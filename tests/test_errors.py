@@ -22,6 +22,8 @@ from headrace.errors import (
     LockedError,
     LostRangeError,
     MalformedError,
+    NoArchiveError,
+    OvertakenError,
     PeerError,
     RefusedError,
     StorageError,
@@ -130,6 +132,16 @@ EXAMPLES: list[tuple[HeadraceError, str, dict[str, object]]] = [
         TrimmedError(1, 5, 100),
         "messages 1 to 5 are no longer kept; the oldest is 100",
         {"first": 1, "last": 5, "oldest": 100},
+    ),
+    (
+        NoArchiveError("/srv/archive"),
+        "/srv/archive: there is no archive, or nothing in it yet",
+        {"place": "/srv/archive"},
+    ),
+    (
+        OvertakenError("/srv/archive", "query 7f3c, batch 12", 500),
+        "/srv/archive: query 7f3c, batch 12 has added messages up to 500 meanwhile",
+        {"place": "/srv/archive", "writer": "query 7f3c, batch 12", "through": 500},
     ),
 ]
 

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
         LockedError,
         LostRangeError,
         MalformedError,
+        NoArchiveError,
+        OvertakenError,
         PeerError,
         RefusedError,
         StorageError,
@@ -105,8 +107,8 @@ _HOMES = {
     ),
     "headrace.errors": (
         "ClosedError ConfigError DamagedError FullError HeadraceError LimitError LockedError "
-        "LostRangeError MalformedError PeerError RefusedError StorageError TrimmedError "
-        "UnavailableError UnexpectedError UnreachableError UsageError WireError"
+        "LostRangeError MalformedError NoArchiveError OvertakenError PeerError RefusedError StorageError "
+        "TrimmedError UnavailableError UnexpectedError UnreachableError UsageError WireError"
     ),
     "headrace.message": "Batch Message Run",
     "headrace.wire.spp": "Offer",
@@ -139,8 +141,10 @@ __all__ = [
     "MalformedError",
     "Message",
     "MessageStream",
+    "NoArchiveError",
     "Offer",
     "Offers",
+    "OvertakenError",
     "PeerError",
     "PublisherClient",
     "PublisherStats",

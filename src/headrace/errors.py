@@ -19,6 +19,8 @@
         ├── LockedError           another process writes this log
         ├── FullError             no room to append
         ├── TrimmedError          sequence numbers that retention has removed
+        ├── NoArchiveError        no archive where one is expected, or nothing in it yet
+        ├── OvertakenError        another writer has added to the archive first
         └── UnavailableError      the hub that numbers messages cannot be reached, or does not take them
 
 Foreign exceptions (``struct.error``, ``UnicodeDecodeError``, ``OSError`` …) are translated where they arise, so
@@ -278,6 +280,33 @@ class TrimmedError(StorageError):
         self.last = last
         self.oldest = oldest
         super().__init__(f"messages {first} to {last} are no longer kept; the oldest is {oldest}")
+
+
+class NoArchiveError(StorageError):
+    """There is no archive at a place, or nothing in it yet.
+
+    >>> NoArchiveError("/srv/archive").place
+    '/srv/archive'
+    """
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        super().__init__(f"{place}: there is no archive, or nothing in it yet")
+
+
+class OvertakenError(StorageError):
+    """A writer of an archive that another one, named by ``writer``, came before: nothing of it was added.
+
+    >>> raise OvertakenError("/srv/archive", "query 7f3c, batch 12", 500)
+    Traceback (most recent call last):
+    headrace.errors.OvertakenError: /srv/archive: query 7f3c, batch 12 has added messages up to 500 meanwhile
+    """
+
+    def __init__(self, place: str, writer: str, through: int) -> None:
+        self.place = place
+        self.writer = writer
+        self.through = through
+        super().__init__(f"{place}: {writer} has added messages up to {through} meanwhile")
 
 
 class UnavailableError(StorageError):

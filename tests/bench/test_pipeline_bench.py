@@ -26,7 +26,7 @@ def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> 
         ("the same, by headrace.spark.map_in_arrow", "a function of Arrow batches, by mapInArrow"),
         ("headrace to Parquet", "Parquet files to Parquet"),
         ("headrace to Parquet, with a condition", "Parquet files to Parquet"),
-        ("the job archive, to Parquet", "Parquet files to Parquet"),
+        ("the job archive, to Delta", "Parquet files to Parquet"),
     ):
         assert source[name]["base"] == base
         assert source[name]["ratio"] > 0

@@ -19,6 +19,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from tests.archive import tables
 from tests.cli.conftest import Command, Run
 from tests.hubprocess import HubProcess
 
@@ -30,8 +31,6 @@ from headrace.cli.pipeline.run import _LiveLine, parse_params, run_for_hub
 from headrace.cli.terminal.child_process import ChildProcess
 from headrace.config import load
 from headrace.errors import UsageError
-from headrace.spark.jobs.archive.files import folder_of, write_files
-from headrace.spark.jobs.folder import Folder
 from headrace.spark.runner import Pipeline
 
 SECONDS = 240.0
@@ -57,10 +56,8 @@ def publish(hub: HubProcess, count: int, **options: Any) -> None:
 
 
 def archived(path: Path) -> list[int]:
-    if not list(path.glob("day=*/hour=*/*.parquet")):
-        return []
-    table: pa.Table = ds.dataset(path, partitioning="hive").to_table(columns=["seq"])
-    return sorted(table.column("seq").to_pylist())
+    seqs: list[int] = tables.archived(path, ["seq"]).column("seq").to_pylist()
+    return seqs
 
 
 def test_params() -> None:
@@ -307,12 +304,7 @@ def test_a_replay_tells_how_far_it_is_and_ends_when_it_is_told(own_hub: HubProce
     publish(own_hub, 2000, topic="t")
     servers, path = own_hub.doors["tube_tcp"], tmp_path / "archive"
     with headrace.connect_sync(f"tube://{servers}") as link:
-        making = Folder.at(str(tmp_path / "making"))
-        for made in write_files(making, 0, link.log, link.read(1)):
-            [file] = made.to_pylist()
-            place = path / folder_of(file["hour"])
-            place.mkdir(parents=True)
-            (tmp_path / "making" / file["name"]).rename(place / f"{file['first']:015d}.parquet")
+        tables.add(tables.ledger("delta", path, link.log), pa.Table.from_batches(link.read(1)))
         line = [sys.executable, "-m", "headrace", "pipeline", "run", "replay", "--servers", servers]
         line += ["--param", f"path={path}"]
         with subprocess.Popen([*line, "--param", "rate=50"], stdout=subprocess.PIPE, text=True) as replaying:

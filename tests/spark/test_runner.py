@@ -74,7 +74,7 @@ def test_a_parameter_that_is_none(key: str, told: str) -> None:
             "archive",
             "table_format",
             "detla",
-            "archive: table_format = detla: expected parquet, delta or iceberg",
+            "archive: table_format = detla: expected delta, iceberg or parquet",
         ),
         ("verify", "fail_on_data_loss", "no", "verify: fail_on_data_loss = no: expected true or false"),
         ("match", "shares", "few", "match: shares = few: expected a number of 1 or more"),
@@ -149,7 +149,7 @@ def test_what_a_job_cannot_begin_with_is_told_before_anything_runs(asked: list[s
 
 
 def test_what_a_job_can_begin_with(tmp_path: Path) -> None:
-    (tmp_path / "archive" / "day=2026-01-31").mkdir(parents=True)
+    (tmp_path / "archive" / "_delta_log").mkdir(parents=True)
     asked = {"path": f"{tmp_path}/archive", "from": "10", "until": "10", "rate": "5", "speed": "0"}
     Pipeline(PipelineRequest(["replay"], HubOptions(), params=asked))
     Pipeline(PipelineRequest(["replay"], HubOptions(), root=str(tmp_path)))

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
+from tests.archive.tables import archived
 from tests.conftest import SOAK
 from tests.hubprocess import HubProcess
 
@@ -30,18 +30,9 @@ KILLS = 8 if SOAK else 2
 """Of the driver with its JVM; every second time the hub is killed before."""
 
 
-def archived(path: Path) -> pa.Table:
-    """What a reader sees that knows nothing of Spark."""
-    if not list(path.glob("day=*/hour=*/*.parquet")):
-        return SCHEMA.empty_table()
-    return ds.dataset(path, partitioning="hive").to_table().select(SCHEMA.names).sort_by("seq").cast(SCHEMA)
-
-
 def rows(path: Path) -> int:
-    """How many it sees, by what files say of themselves."""
-    if not list(path.glob("day=*/hour=*/*.parquet")):
-        return 0
-    return int(ds.dataset(path, partitioning="hive").count_rows())
+    """How many there are, by what the table says."""
+    return archived(path, ["seq"]).num_rows
 
 
 def whole(hub: HubProcess) -> pa.Table:

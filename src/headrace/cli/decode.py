@@ -48,9 +48,9 @@ def decode(
     for all captures in it. Bytes that a decoder refuses are a line of kind refused, with the reason. For very many
     captures, the pipeline's job decode does the same in parallel, and writes Parquet.
     """
+    from headrace.archive.folder import Folder
     from headrace.cli.terminal.rendering import LineFormat, choose_format
     from headrace.spark.jobs.decode import is_capture, parse_ports, rows_of
-    from headrace.spark.jobs.folder import Folder
 
     form = choose_format(as_json=as_json, text=text, raw=False)
     doors = parse_ports(ports)

@@ -31,17 +31,24 @@ refused = Path(sys.argv[1])
 s3 = DomainDispatcherApplication(create_backend_app)
 
 def kind(asked):
-    if "HTTP_X_AMZ_COPY_SOURCE" in asked:
-        return "copy"
     if asked["REQUEST_METHOD"] == "DELETE" or "delete" in asked["QUERY_STRING"].split("&"):
         return "delete"
-    return "upload" if "uploadId" in asked["QUERY_STRING"] and asked["REQUEST_METHOD"] == "PUT" else "other"
+    if asked["REQUEST_METHOD"] not in ("PUT", "POST"):
+        return "read"
+    if "/_delta_log/" in asked["PATH_INFO"]:
+        return "commit"
+    return "upload" if ".parquet" in asked["PATH_INFO"] else "other"
 
 def answer(asked, start):
-    if not (refused / kind(asked)).exists():
+    named = refused / kind(asked)
+    if named.with_suffix(".lost").exists():
+        # It is done, and nobody is told.
+        named.with_suffix(".lost").unlink()
+        list(s3(asked, lambda *_: None))
+    elif not named.exists():
         return s3(asked, start)
-    length = int(asked.get("CONTENT_LENGTH") or 0)
-    asked["wsgi.input"].read(length)
+    else:
+        asked["wsgi.input"].read(int(asked.get("CONTENT_LENGTH") or 0))
     start("403 Forbidden", [("Content-Type", "application/xml")])
     return [b"<Error><Code>AccessDenied</Code><Message>not now</Message></Error>"]
 
@@ -72,12 +79,13 @@ class S3:
 
     @contextmanager
     def refusing(self, kind: str) -> Iterator[None]:
-        """Refuse to ``copy``, to ``delete``, or to take an ``upload``."""
+        """Refuse to ``read`` or to ``delete``, or to take an ``upload`` of data or a ``commit``; ``commit.lost`` takes
+        one, but says that it did not."""
         (self._refused / kind).touch()
         try:
             yield
         finally:
-            (self._refused / kind).unlink()
+            (self._refused / kind).unlink(missing_ok=True)
 
 
 @contextmanager

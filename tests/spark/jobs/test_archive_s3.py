@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.archive.tables import add, archived, ledger, rows, staged
 from tests.hubprocess import HubProcess
 from tests.spark.jobs.conftest import Play
 from tests.spark.jobs.s3 import BUCKET, KEYS, S3, s3_server
 from tests.spark.jobs.test_jobs import linked, whole
 
-from headrace.errors import UsageError
-from headrace.message import SCHEMA
-from headrace.spark.jobs.folder import Folder
+from headrace.archive import ArchiveFile, open_table
+from headrace.archive.folder import Folder
+from headrace.archive.ledger import Ledger, Writer
+from headrace.errors import NoArchiveError, OvertakenError, StorageError, UsageError
+from headrace.spark import history
 from headrace.spark.jobs.job import JobRun, find, parameters_of
 from headrace.spark.options import HubOptions
 
@@ -43,56 +46,38 @@ def spark_with_keys(spark: SparkSession, s3: S3) -> Iterator[SparkSession]:
         environment.pop(name, None)
 
 
-def archived(s3: S3, path: str) -> pa.Table:
-    """What any reader sees."""
-    found = ds.dataset(
-        f"{BUCKET}/{path}", filesystem=s3.system, format="parquet", partitioning="hive"
-    ).to_table()
-    return found.select(SCHEMA.names).sort_by("seq").cast(SCHEMA)
-
-
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark_with_keys")
-def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path) -> None:
+def test_archive_and_replay(spark: SparkSession, hub: HubProcess, play: Play, s3: S3, tmp_path: Path) -> None:
     """Whatever step is refused, readers see the log up to some number, and the next run adds the rest, once."""
     servers = hub.doors["tube_tcp"]
-    told = {"path": s3.uri("archive"), "checkpoint": str(tmp_path / "checkpoint")}
+    told = {"path": s3.uri("an archive"), "checkpoint": str(tmp_path / "checkpoint")}
     with linked(hub) as link:
         link.publish([b"first"] * 1000, topic="t", attributes={"place": "Bern"}, numbers={"v": 1.5})
         assert play("archive", servers, **told)["through"] == 1000
-        assert archived(s3, "archive") == whole(hub)
+        assert archived(told["path"]) == whole(hub)
 
-        # Tasks that cannot write.
+        # Tasks whose upload, in several parts, is interrupted, and a driver that cannot commit.
         for _ in range(3):
             link.publish([os.urandom(1 << 20) for _ in range(4)])
-        with s3.refusing("upload"), pytest.raises(PySparkException):
+        for step in ("upload", "commit"):
+            with s3.refusing(step), pytest.raises(PySparkException):
+                play("archive", servers, **told)
+            assert archived(told["path"]) == whole(hub).slice(0, 1000)
+        # A driver that commits, but is told that it did not.
+        with s3.refusing("commit.lost"), contextlib.suppress(PySparkException):
             play("archive", servers, **told)
-        assert archived(s3, "archive") == whole(hub).slice(0, 1000)
-        # A driver that cannot move what they wrote, and one that moves it, but is told that it failed: a move is a copy
-        # and a removal.
-        with s3.refusing("copy"), pytest.raises(PySparkException):
-            play("archive", servers, **told)
-        assert archived(s3, "archive") == whole(hub).slice(0, 1000)
-        assert any(name.startswith("_making/") for name in s3.names("archive"))
-        # So that there is nothing to remove but what is moved.
-        Folder.at(told["path"]).sub("_making").remove_all()
-        with s3.refusing("delete"), pytest.raises(PySparkException):
-            play("archive", servers, **told)
-        assert archived(s3, "archive").num_rows == 1012
-        assert archived(s3, "archive") == whole(hub)
+        assert archived(told["path"]) == whole(hub)
 
         for _ in range(2):
             link.publish([b"more"] * 10)
             through = int(str(play("archive", servers, **told)["through"]))
-            assert archived(s3, "archive") == whole(hub)
+            assert archived(told["path"]) == whole(hub)
         assert link.holds() == {"archive": through + 1}
     assert through == 1032
-    names = s3.names("archive")
-    assert all(name.startswith("day=") for name in names)
-    # It has grown by copies of itself, in parts of 10 MiB; an hour may have begun meanwhile.
-    assert len(names) <= 3
-    assert max(s3.system.get_file_info(f"{BUCKET}/archive/{name}").size for name in names) > 12 << 20
+    assert {name.partition("/")[0] for name in s3.names("an archive")} == {"data", "_delta_log"}
+    assert history(spark, told["path"]).count() == 1032
 
     with HubProcess.start(tmp_path / "target") as target:
         there = target.doors["tube_tcp"]
@@ -105,6 +90,42 @@ def test_archive_and_replay(hub: HubProcess, play: Play, s3: S3, tmp_path: Path)
         assert chosen["messages"] == 6
         since = source["time"][1000].as_py().isoformat()
         assert play("replay", there, path=told["path"], from_=since)["messages"] == 32
+
+
+def test_of_two_writers_on_s3_one_is_refused(s3: S3) -> None:
+    """The store takes a commit only if there is none of its number."""
+    place = s3.uri("two writers")
+    one, other = ledger("delta", place), ledger("delta", place)
+    late = staged(one, rows(1, 20))
+    add(other, rows(1, 10), Writer("the other", 7))
+    with pytest.raises(OvertakenError, match="query the other, batch 7 has added messages up to 10"):
+        one.append(late, Writer("the first", 1))
+    assert archived(place) == rows(1, 10)
+    racing = [ledger("delta", place) for _ in range(4)]
+    files = [staged(each, rows(11, 30)) for each in racing]
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(_appended, racing, files))
+    assert sorted(done) == [False, False, False, True]
+    assert archived(place) == rows(1, 30)
+
+
+def _appended(to: Ledger, files: list[ArchiveFile]) -> bool:
+    try:
+        to.append(files, Writer("racing", 1))
+    except OvertakenError:
+        return False
+    return True
+
+
+def test_a_store_that_refuses_is_told_by_its_place(s3: S3) -> None:
+    place = s3.uri("refused")
+    add(ledger("delta", place), rows(1, 10))
+    with s3.refusing("read"), pytest.raises(StorageError, match="refused"):
+        open_table(place)
+    with pytest.raises(NoArchiveError):
+        open_table(s3.uri("nowhere"))
+    with pytest.raises(UsageError, match="plain Parquet has no transactions"):
+        ledger("parquet", s3.uri("plain"))
 
 
 @pytest.mark.spark

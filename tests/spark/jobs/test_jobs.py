@@ -12,17 +12,18 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.archive.tables import archived
 from tests.hubprocess import HubProcess
 from tests.spark.hubs import TRIMMING, Hub, trimmed, until
 from tests.spark.jobs.conftest import Play
 
 import headrace
+from headrace.archive.folder import Folder
 from headrace.demo import job as fleet
 from headrace.errors import StorageError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs import archive, verify
-from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import DEFAULT_JOBS, JobRun, find
 from headrace.spark.options import HubOptions
 
@@ -37,11 +38,6 @@ def whole(hub: HubProcess) -> pa.Table:
     """All messages of the log."""
     with linked(hub) as link:
         return pa.Table.from_batches(link.read(1), SCHEMA)
-
-
-def archived(path: Path) -> pa.Table:
-    found = ds.dataset(path, partitioning="hive").to_table()
-    return found.select(SCHEMA.names).sort_by("seq").cast(SCHEMA)
 
 
 def findings(path: Path) -> list[tuple[str, str, int, int]]:
@@ -108,7 +104,7 @@ def test_archive_keeps_what_it_reads_and_catches_up_step_by_step(
             raise OSError("the disk is full")
 
         with monkeypatch.context() as broken:
-            broken.setattr(archive.ParquetArchive, "add", fail)
+            broken.setattr(archive.ArchiveWriter, "add", fail)
             with pytest.raises(PySparkException):
                 play("archive", hub.doors["tube_tcp"])
         # Nothing is archived yet, and retention waits already.

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from tests.archive.tables import archived
 from tests.conftest import SOAK
 from tests.spark.hubs import Hub, until
 
@@ -53,11 +54,6 @@ def test_a_port_that_is_taken_is_told_at_once() -> None:
         )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"port {port} is taken: python {EXAMPLE} PORT chooses another\n"
-
-
-def archived(path: Path) -> pa.Table:
-    found = ds.dataset(path, partitioning="hive").to_table()
-    return found.select(SCHEMA.names).sort_by("seq").cast(SCHEMA)
 
 
 def whole(hub: Hub) -> pa.Table:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
+from headrace.archive.folder import Folder, is_s3
 from headrace.errors import RefusedError, StorageError, UsageError
 from headrace.message import MAX_SEQUENCE
 from headrace.spark.hub_connections import link
-from headrace.spark.jobs.folder import Folder, is_s3
 from headrace.spark.options import HubOptions, as_text
 from headrace.spark.runtime.session import NO_PYSPARK
 
@@ -333,7 +333,7 @@ def find(name: str) -> Job:
     """Import a job's module.
 
     >>> find("archive").ABOUT
-    'the sequence to Parquet, Delta or Iceberg, by day and hour'
+    'the sequence to a table: Delta, Iceberg or plain Parquet'
     """
     if name not in JOBS:
         close = get_close_matches(name, JOBS, n=1)

@@ -21,11 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.archive.folder import Folder, is_local
+from headrace.archive.table import format_of
 from headrace.client.link.replay import ReplayTarget, publisher_name
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE, SCHEMA
-from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived, format_of
-from headrace.spark.jobs.folder import Folder, is_local
+from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived
 from headrace.spark.jobs.job import JobRun, Parameter, at_least
 from headrace.spark.options import HubOptions, micros
 
@@ -89,7 +90,7 @@ def start(run: JobRun) -> dict[str, object]:
     """Replay to the end."""
     check(run.params, run.available_now)
     pace = Pace(run.number("rate"), run.number("speed"))
-    log, rows = archived(run, _within(run.param("from"), run.param("until")))
+    log, rows = archived(run)
     rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
     choice = [run.param(each) for each in ("where", "from", "until")]
     name = run.param("name") or publisher_name(log, choice)
@@ -153,8 +154,8 @@ def paced(
 def _publish(
     access: HubOptions, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    from headrace.archive.parquet_file import enveloped
     from headrace.spark.hub_connections import open_client
-    from headrace.spark.jobs.archive.files import enveloped
 
     def target() -> ReplayTarget:
         client_id, key = access.credentials() or (None, None)
@@ -188,17 +189,6 @@ def _edge(place: str, operator: str) -> str:
     column, value = _parsed(place)
     # A plain comparison of a column, by which Spark skips files and row groups.
     return f"{column} {operator} {value if column == 'seq' else f'timestamp_micros({value})'}"
-
-
-def _within(begin: str, until: str) -> pc.Expression | None:
-    """Make the same conditions for pyarrow, if there are any."""
-    wanted = None
-    for place, compare in ((begin, pc.greater_equal), (until, pc.less_equal)):
-        if place:
-            column, value = _parsed(place)
-            edge = compare(pc.field(column), pa.scalar(value).cast(SCHEMA.field(column).type))
-            wanted = edge if wanted is None else wanted & edge
-    return wanted
 
 
 def _parsed(place: str) -> tuple[str, int]:

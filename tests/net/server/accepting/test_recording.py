@@ -13,10 +13,10 @@ from tests.net import raw
 from tests.net.linkpeer import LinkPeer, rows
 
 import headrace
+from headrace.archive.folder import Folder
 from headrace.errors import ConfigError
 from headrace.net.server.accepting.recording import FILE_BYTES, Recorder
 from headrace.spark.jobs.decode import rows_of
-from headrace.spark.jobs.folder import Folder
 from headrace.tube import connect
 from headrace.wire.capture import MAX_CHUNK, Capture, CaptureDecoder, Chunk
 

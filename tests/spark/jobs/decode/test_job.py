@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from tests.spark.jobs.conftest import Play
 from websockets.frames import Frame, Opcode
 
+from headrace.archive.folder import Folder
 from headrace.config import DOORS
 from headrace.errors import MalformedError, UsageError
 from headrace.spark.jobs.decode import TASKS_A_CORE, _of_pcap, decode, parse_ports, rows_of
 from headrace.spark.jobs.decode.pcap import pieces
-from headrace.spark.jobs.folder import Folder
 from headrace.wire import spp
 from headrace.wire.attribute import publish
 from headrace.wire.capture import Capture, Chunk, serialize

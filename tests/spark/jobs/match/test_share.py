@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from headrace.archive.folder import Folder
 from headrace.errors import StorageError
 from headrace.hub.routing.subscriptions import (
     Subscriptions,
@@ -22,7 +23,6 @@ from headrace.hub.routing.subscriptions import (
     tables,
 )
 from headrace.message import SCHEMA, Batch, Run
-from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.match.share import Changes, Share, ring
 from headrace.spark.jobs.match.tables import SubscriptionTable, SubscriptionTables
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, seq_of

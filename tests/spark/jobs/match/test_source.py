@@ -17,9 +17,9 @@ from tests.spark.hubs import seal, until
 from tests.spark.jobs.fleet import Client, linked, publish, status
 from tests.spark.jobs.match.dispatcher import Dispatcher
 
+from headrace.archive.folder import Folder
 from headrace.errors import LostRangeError
 from headrace.spark.hub_connections import close_links
-from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.match import source
 from headrace.spark.jobs.match.share import ENTRIES
 from headrace.spark.jobs.match.source import Fleet, push_share

@@ -1,8 +1,7 @@
-"""``archive``: the sequence as a table, by day and hour, each sequence number once.
+"""``archive``: the sequence as a table of immutable files, each sequence number once.
 
-The table is a folder of Parquet files (:mod:`~headrace.spark.jobs.archive.parquet`), or of a format with transactions
-(:mod:`~headrace.spark.jobs.archive.table`): Delta or Iceberg. It is always the sequence up to some number, ``through``,
-which is in the table; rows up to there are skipped when they are repeated.
+The table is Delta, Iceberg, or a folder of plain Parquet (:mod:`headrace.archive`). It is always the sequence up to
+some number, ``through``, which the table's own transactions keep; rows up to there are skipped when they are repeated.
 
 Sequence numbers have no gap, so an archive can be seen to have no hole. A hold makes retention wait for it.
 
@@ -13,25 +12,24 @@ one process. A micro-batch is due when there are ``size`` bytes of new messages,
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from headrace.archive import open_table
+from headrace.archive.ledger import Ledger, Writer
+from headrace.archive.table import FORMATS, format_of, open_ledger
 from headrace.errors import UsageError
+from headrace.spark.archive_reading import rows_of
 from headrace.spark.datasource import register_kind
 from headrace.spark.hub_connections import link
-from headrace.spark.jobs.archive.files import Added
-from headrace.spark.jobs.archive.parquet import ParquetArchive, archived_rows, log_of
-from headrace.spark.jobs.archive.table import Ledger, TableArchive
-from headrace.spark.jobs.folder import Folder, is_s3
+from headrace.spark.jobs.archive.table_writer import ArchiveWriter
 from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import NAME, RangesDataSource
 
 if TYPE_CHECKING:
-    import pyarrow.compute as pc
     from pyspark.sql import DataFrame
 
-ABOUT: Final = "the sequence to Parquet, Delta or Iceberg, by day and hour"
-FORMATS: Final = ("parquet", "delta", "iceberg")
+ABOUT: Final = "the sequence to a table: Delta, Iceberg or plain Parquet"
 TABLE_PARAMETERS: Final = {
     "catalog": Parameter("iceberg: a catalog of pyiceberg's configuration; else a SQLite file in path"),
     "table": Parameter("iceberg: the table's name in the catalog", "headrace.archive"),
@@ -44,7 +42,8 @@ PARAMETERS: Final = {
     ),
     "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="true"),
     "hold": Parameter("the hold by which retention waits for the archive", "archive"),
-    "table_format": Parameter("what the archive is: parquet, delta or iceberg", "parquet", one_of(*FORMATS)),
+    "table_format": Parameter("what the archive is: delta, iceberg or parquet", "delta", one_of(*FORMATS)),
+    "keep_hours": Parameter("hours for which files that were merged stay for readers", "168", at_least(0)),
     **TABLE_PARAMETERS,
 }
 
@@ -55,21 +54,14 @@ LOOK_SECONDS: Final = 1.0
 """Interval at which the source is asked whether enough has come."""
 
 
-class Archive(Protocol):
-    """An archive of any format."""
-
-    @property
-    def through(self) -> int:
-        """The last archived sequence number; 0 if there is none."""
-
-    def add(self, rows: DataFrame, reading: SourceOptions | None = None) -> Added:
-        """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
-
-
 def start(run: JobRun) -> RunningJob:
     """Archive the sequence, from the end of the archive on."""
     with link(run.access) as client:
-        archive = open_archive(run, client.log)
+        archive = ArchiveWriter(
+            ledger_of(run, client.log),
+            holes=not run.truth("fail_on_data_loss"),
+            keep=run.number("keep_hours") * 3600,
+        )
         head = client.head().head
     starting = run.param("starting")
     if starting == "earliest" and archive.through:
@@ -81,14 +73,15 @@ def start(run: JobRun) -> RunningJob:
 
     name = run.param("hold")
 
-    def add(ranges: DataFrame, _batch: int) -> None:
+    def add(ranges: DataFrame, batch: int) -> None:
         begin = monotonic()
+        query = ranges.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or run.name
         with link(run.access) as client:
             extent = client.head()
             if extent.head > archive.through and name not in client.holds():
                 # The first time: keep what is being read.
                 client.hold(name, max(archive.through + 1, extent.first))
-        added = archive.add(ranges, reading)
+        added = archive.add(ranges, Writer(query, batch), reading)
         done["rows"] = added.messages
         done["rows_per_second"] = round(added.messages / (monotonic() - begin), 1)
         if added.through:
@@ -112,57 +105,20 @@ def start(run: JobRun) -> RunningJob:
     return RunningJob(run.query(ranges, add, interval=min(interval, LOOK_SECONDS)), facts)
 
 
-def open_archive(run: JobRun, log: str) -> Archive:
-    """Open the archive of a run, or make it."""
+def ledger_of(run: JobRun, log: str) -> Ledger:
+    """Open the ledger of a run's archive, or make it."""
     wanted = run.param("table_format").lower()
     found = format_of(run.folder)
     if found is not None and found != wanted:
         raise UsageError(
             f"{run.path} has an archive in {found}, and {wanted} is asked for: choose another path"
         )
-    if wanted == "parquet":
-        return ParquetArchive(run.folder, log)
-    return TableArchive(run.folder, ledger(wanted, run, log), log)
+    return open_ledger(wanted, run.folder, log, catalog=run.param("catalog"), table=run.param("table"))
 
 
-def ledger(kind: str, run: JobRun, log: str | None) -> Ledger:
-    """Open the ledger of a table of a format with transactions."""
-    if kind == "delta":
-        from headrace.spark.jobs.archive.delta import DeltaLedger
-
-        return DeltaLedger(run.path, log)
-    from headrace.spark.jobs.archive.iceberg import IcebergLedger
-
-    return IcebergLedger(run.path, log, catalog=run.param("catalog"), table=run.param("table"))
-
-
-def format_of(folder: Folder) -> str | None:
-    """Return the format of an archive; ``None`` if there is none."""
-    names = folder.names()
-    if "_delta_log" in names:
-        return "delta"
-    if "metadata" in names:
-        return "iceberg"
-    return "parquet" if any(name.startswith("day=") for name in names) else None
-
-
-def archived(run: JobRun, wanted: pc.Expression | None = None) -> tuple[str, DataFrame]:
-    """Return an archive's log and its messages, at least those ``wanted``."""
-    found = format_of(run.folder)
-    if found is None:
-        raise UsageError(f"{run.path}: there is no archive")
-    if found == "parquet":
-        log = log_of(run.folder)
-        if log is None:
-            raise UsageError(f"{run.path}: there is no archive")
-        if is_s3(run.path):
-            return log, archived_rows(run.spark, run.folder, wanted)
-        return log, run.spark.read.parquet(run.path)
-    from headrace.spark.source.reader import SPARK_SCHEMA
-
-    known = ledger(found, run, None)
-    # Hadoop calls its S3 client s3a.
-    files = [name.replace("s3://", "s3a://", 1) for name in known.live()]
-    if not files:
-        raise UsageError(f"{run.path}: there is nothing in the archive yet")
-    return known.log, run.spark.read.schema(SPARK_SCHEMA).parquet(*files)
+def archived(run: JobRun) -> tuple[str, DataFrame]:
+    """Return an archive's log and its messages."""
+    table = open_table(
+        run.path, options={name: run.param(name) for name in TABLE_PARAMETERS if run.param(name)}
+    )
+    return table.log, rows_of(run.spark, table, table.all_files())

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from headrace.archive.folder import Folder, is_local
 from headrace.config import DOORS, Settings
 from headrace.errors import HeadraceError, UsageError
-from headrace.spark.jobs.folder import Folder, is_local
 from headrace.spark.jobs.job import JobRun, Parameter, spark_ddl
 
 if TYPE_CHECKING:

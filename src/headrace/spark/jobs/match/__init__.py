@@ -20,14 +20,14 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
+from headrace.archive.folder import Folder
+from headrace.archive.parquet_file import enveloped
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.matching import Matcher, warm
 from headrace.message import SCHEMA
 from headrace.protocols import PORTS
 from headrace.spark.hub_connections import link
-from headrace.spark.jobs.archive.files import enveloped
-from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
 from headrace.spark.jobs.match.push import Lifeline
 from headrace.spark.jobs.match.tables import EVERY, SubscriptionTable, SubscriptionTables, matcher_table

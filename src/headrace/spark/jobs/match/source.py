@@ -21,10 +21,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from headrace.archive.folder import Folder
 from headrace.config import Address
 from headrace.errors import LostRangeError, TrimmedError, UnreachableError, UsageError
 from headrace.spark.hub_connections import link, wait_for_head
-from headrace.spark.jobs.folder import Folder
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.jobs.match.push import DispatcherConnection
 from headrace.spark.jobs.match.share import ENTRIES, Changes, Share

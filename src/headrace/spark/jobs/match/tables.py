@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from headrace.archive.folder import Folder, storage_errors
 from headrace.errors import StorageError
-from headrace.spark.jobs.folder import Folder, storage_errors
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
 EVERY: Final = 1_000_000

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.spark.jobs.folder import storage_errors
+from headrace.archive.folder import storage_errors
 from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.measure import SPANS, figures, seconds, together, windows
 

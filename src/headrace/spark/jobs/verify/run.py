@@ -27,10 +27,10 @@ from uuid import uuid4
 import msgspec
 import pyarrow.parquet as pq
 
+from headrace.archive.folder import Folder, storage_errors
 from headrace.client.link.client import Extent
 from headrace.errors import ClosedError, UnreachableError, UsageError
 from headrace.spark.hub_connections import link
-from headrace.spark.jobs.folder import Folder, storage_errors
 from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.verify import BLOCK, differing_blocks, disagreements, segments
 from headrace.spark.jobs.verify.findings import DISAGREEMENT, FINDINGS, HOLE, Finding, SequenceChecker, table

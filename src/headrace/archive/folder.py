@@ -1,4 +1,4 @@
-"""A folder that jobs write to: on a local disk, or on any filesystem of pyarrow's (``hdfs://``, ``s3://`` …).
+"""A folder of an archive or of a job: on a local disk, or on any filesystem of pyarrow's (``hdfs://``, ``s3://`` …).
 
 One rule makes it safe to read at any moment: a file gets its name when it is whole. It is written under a name that
 readers skip, synced, and then moved. A move replaces an existing file, at once where the filesystem can do that (every
@@ -10,8 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import parse_qsl, quote, urlencode
 from uuid import uuid4
 
 import pyarrow as pa
@@ -24,6 +28,11 @@ MAKING = "_making"
 ``.parquet``."""
 
 
+_IN_URIS: Final = "/:@%~!$&'()*+,;=[]"
+"""What stays as it is in a URI; spaces, for one, are encoded. What is encoded already begins with a percent sign."""
+
+NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
+
 _KEYS: Final = re.compile("(^|&)[^=&]*(secret|key|token|password)", re.IGNORECASE)
 """Secrets among the options of a URI."""
 
@@ -31,34 +40,45 @@ _KEYS: Final = re.compile("(^|&)[^=&]*(secret|key|token|password)", re.IGNORECAS
 class Folder:
     """One folder; it need not exist yet. Tasks get copies of it."""
 
-    def __init__(self, system: fs.FileSystem, path: str) -> None:
+    def __init__(
+        self, system: fs.FileSystem, path: str, uri: str = "", options: Mapping[str, str] = NO_OPTIONS
+    ) -> None:
         self.system = system
         self.path = path
+        self.uri = uri or path
+        """What names it to others than pyarrow, without options; on a local disk, the path."""
+        self.options = dict(options)
+        """Options of its filesystem."""
 
     @classmethod
-    def at(cls, place: str) -> Folder:
-        """Return the folder that a path or a URI names.
+    def at(cls, place: str, options: Mapping[str, str] = NO_OPTIONS) -> Folder:
+        """Return the folder that a path or a URI names; ``options`` are added to those in a URI.
 
-        >>> Folder.at("/srv/archive").sub("day=2026-01-31").path
-        '/srv/archive/day=2026-01-31'
+        >>> Folder.at("/srv/archive").sub("data").path
+        '/srv/archive/data'
         """
         scheme, separator, rest = place.partition("://")
         if not separator:
             return cls(fs.LocalFileSystem(), str(Path(place).absolute()))
+        rest, _, query = rest.partition("?")
         user, at, _ = rest.partition("/")[0].rpartition("@")
-        if (at and (is_s3(place) or ":" in user)) or _KEYS.search(rest.partition("?")[2]):
+        if (at and (is_s3(place) or ":" in user)) or _KEYS.search(urlencode(options) + "&" + query):
             # Paths are shown in a job's status, and are sent with every task.
             where = "in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or " if is_s3(place) else ""
             raise UsageError(
                 f"a path of {scheme}:// must not contain keys: put them {where}wherever else its tools look for them, "
                 "on the driver's machine and on every worker's"
             )
+        # Hadoop calls its S3 client s3a; pyarrow has another one.
+        named = f"{'s3' if scheme == 's3a' else scheme}://{quote(rest, safe=_IN_URIS)}".rstrip("/")
+        given = {**dict(parse_qsl(query)), **options}
         try:
-            # Hadoop calls its S3 client s3a; pyarrow has another one.
-            found = fs.FileSystem.from_uri(f"s3://{rest}" if scheme == "s3a" else place)
+            system, path = fs.FileSystem.from_uri(f"{named}?{urlencode(given)}" if given else named)
         except (pa.ArrowException, OSError) as error:
-            raise UsageError(f"{place.partition('?')[0]}: {error}") from None
-        return cls(*found)
+            raise UsageError(f"{named}: {error}") from None
+        if isinstance(system, fs.LocalFileSystem):
+            return cls(system, path)
+        return cls(system, path, named, given)
 
     @property
     def local(self) -> bool:
@@ -67,7 +87,7 @@ class Folder:
 
     def sub(self, name: str) -> Folder:
         """A folder in this one."""
-        return Folder(self.system, f"{self.path}/{name}")
+        return Folder(self.system, f"{self.path}/{name}", f"{self.uri}/{name}", self.options)
 
     def names(self) -> list[str]:
         """What is in it, sorted; nothing, if there is no such folder."""
@@ -116,10 +136,42 @@ class Folder:
             file.write(content)
         making.move(unfinished, self, name)
 
+    def write_new(self, name: str, content: bytes) -> None:
+        """Write a file whole, unless there is one of that name: then raise :class:`FileExistsError`.
+
+        Only a local disk, or one that is mounted, can do that.
+        """
+        making = self.sub(MAKING)
+        unfinished = uuid4().hex
+        with making.create(unfinished) as file:
+            file.write(content)
+        making.sync(unfinished)
+        self.system.create_dir(self.path, recursive=True)
+        try:
+            os.link(f"{making.path}/{unfinished}", f"{self.path}/{name}")
+        finally:
+            making.remove(unfinished)
+        _sync(self.path)
+
+    def sync(self, name: str) -> None:
+        """Have a file, and its name, on the disk; elsewhere it is safe when it is closed."""
+        if self.local:
+            _sync(f"{self.path}/{name}")
+            _sync(self.path)
+
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             self.system.delete_file(f"{self.path}/{name}")
+
+    def remove_older(self, age: float, but: Collection[str] = ()) -> None:
+        """Remove the files in it that were written at least ``age`` seconds ago, but for some."""
+        since = time.time() - age
+        selector = fs.FileSelector(self.path, allow_not_found=True)
+        for found in self.system.get_file_info(selector):
+            old = found.is_file and found.mtime_ns is not None and found.mtime_ns / 1e9 <= since
+            if old and found.base_name not in but:
+                self.remove(found.base_name)
 
     def remove_all(self) -> None:
         """Remove the folder and all that is in it."""
