@@ -95,3 +95,39 @@ def test_loading_twice_in_threads_compiles_once(doubling: Any, monkeypatch: pyte
     load_in_thread(NAME)
     load(NAME)
     assert len(compiled) == 1
+
+
+def test_a_program_that_ends_waits_for_the_kernel_that_is_compiled_and_no_longer() -> None:
+    script = """if True:
+        import atexit, threading
+        from headrace.wire.fyrehose import kernels
+        from headrace.wire.numba_kernels import Kernel, load_in_thread
+
+        compiled = []
+
+        def compile_until_the_end(kernel):
+            compiled.append(kernel.__name__)
+            threading.main_thread().join()
+
+        Kernel.compile = compile_until_the_end
+        atexit.register(lambda: print(len(compiled)))
+        load_in_thread(kernels.__name__)
+        while not compiled:
+            pass
+        """
+    ended = subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True)
+    assert (ended.stdout, ended.stderr) == (b"1\n", b"")
+
+
+def test_a_program_may_end_while_numba_is_loaded() -> None:
+    script = """if True:
+        import sys
+        from headrace.wire.fyrehose import kernels
+        from headrace.wire.numba_kernels import load_in_thread
+
+        load_in_thread(kernels.__name__)
+        while "llvmlite" not in sys.modules:
+            pass
+        """
+    ended = subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True)
+    assert ended.stderr == b""

@@ -177,6 +177,9 @@ def run_hub(
     """
     import asyncio
 
+    from headrace.net.server.machine.without_pandas import keep_pandas_out
+
+    keep_pandas_out()
     from headrace import web
     from headrace.net.server.machine.malloc_tuning import keep_memory
     from headrace.net.server.process import Server

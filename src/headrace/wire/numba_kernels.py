@@ -182,14 +182,22 @@ def before_compiling(tell: Callable[[], object]) -> None:
     _BEFORE.append(tell)
 
 
-def load(*modules: str) -> None:
-    """Load the kernels of these modules, or compile them; wait until that is done."""
+def load(*modules: str, before_step: Callable[[], None] = lambda: None) -> None:
+    """Load the kernels of these modules, or compile them; wait until that is done.
+
+    ``before_step`` is called again and again meanwhile, and may raise to leave it undone.
+    """
     with _loading:
         while _BEFORE:
-            _BEFORE.pop(0)()
+            before_step()
+            _BEFORE[0]()
+            del _BEFORE[0]
         for module in modules:
             if module not in _loaded:
-                ready = [(each, each.compile()) for each in _KERNELS[module]]
+                ready = []
+                for each in _KERNELS[module]:
+                    before_step()
+                    ready.append((each, each.compile()))
                 for each, compiled in ready:
                     each.use(compiled)
                 _loaded.add(module)
@@ -208,8 +216,23 @@ def load_in_thread(*modules: str) -> None:
             _begun.add(module)
             for each in _KERNELS[module]:
                 each.use_plain()
-            # A program that ends does not wait for it.
-            threading.Thread(target=load, args=(module,), name="headrace-kernels", daemon=True).start()
+            # No daemon: a process that ended while numba or LLVM is at work would crash.
+            threading.Thread(target=_load_meanwhile, args=(module,), name="headrace-kernels").start()
+
+
+def _load_meanwhile(module: str) -> None:
+    """Load a module's kernels, or leave that when the program ends: it waits for the step under way, no longer."""
+    with contextlib.suppress(_EndingError):
+        load(module, before_step=_check_ending)
+
+
+class _EndingError(Exception):
+    """The main thread is done, and the process waits for this one."""
+
+
+def _check_ending() -> None:
+    if not threading.main_thread().is_alive():
+        raise _EndingError
 
 
 def is_loaded(module: str) -> bool:

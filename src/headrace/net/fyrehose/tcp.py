@@ -34,6 +34,7 @@ from headrace.message import Batch
 from headrace.net.server.accepting.connection import OWN, DoorConnection, TcpDoor
 from headrace.net.server.accepting.door import DoorContext
 from headrace.net.server.log.feed import LogFeed
+from headrace.wire.fyrehose import kernels
 from headrace.wire.fyrehose.stream import (
     MAX_PACKET,
     Keepalive,
@@ -45,6 +46,7 @@ from headrace.wire.fyrehose.stream import (
     deliver_run,
     serialize,
 )
+from headrace.wire.numba_kernels import load_in_thread
 from headrace.wire.receive_buffer import Buffer
 
 RECEIVE_BYTES: Final = 256 << 10
@@ -160,7 +162,8 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         self.feed = LogFeed(self._hub.log, self.cursor, door.read_chunk, door.context.readers, self)
 
     def opened(self) -> None:
-        """Feed a peer that may read part of the topics by itself: what is encoded for all is not for it."""
+        """Load the kernels before messages come; feed a peer that may read part of the topics by itself."""
+        load_in_thread(kernels.__name__)
         if not self.principal.reads_everything:
             read = partial(self.door.read_chunk, reader=self.principal)
             self.cursor = Cursor(read_ahead=True)
