@@ -10,6 +10,7 @@
 #   make fuzz    fuzz every codec for FUZZ_SECONDS (5) each
 #   make soak    mixed traffic with faults for SECONDS (600); then long repetitions of the tests, and fuzzing
 #   make bench   every benchmark, with its ratios
+#   make spark-matrix  try source and sink on every 4.x release of PySpark, each in an environment of its own
 #   make docs    build the documentation site into site/
 #   make clean   remove everything made by the above
 #
@@ -36,7 +37,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up quick test check fmt walks soak bench clean docs fuzz
+.PHONY: help setup up quick test check fmt walks soak bench clean docs fuzz spark-matrix
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -104,10 +105,13 @@ endif
 bench: setup
 	$(BIN)/python -m bench
 
+spark-matrix: setup
+	$(BIN)/python tools/spark_matrix.py $(RELEASES)
+
 docs: setup
 	$(BIN)/mkdocs build --strict
 	@echo "The site is in site/; $(BIN)/mkdocs serve shows it while you write."
 
 clean:
-	rm -rf $(VENV) site dist soak .coverage .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .spark-matrix site dist soak .coverage .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ Spark finds data sources by itself in packages whose names begin with ``pyspark_
 
 from __future__ import annotations
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -24,9 +25,11 @@ from headrace.spark.options import (
     parse_source_options,
 )
 from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.runtime.session import is_connect
 from headrace.spark.sink.writer import BatchWriter, StreamWriter
 from headrace.spark.source.planner_strategies import SOURCE, for_threads, read_in_columns
 from headrace.spark.source.reader import SequenceReader, SequenceStreamReader, cores, schema_of
+from headrace.spark.spark_release import HAS_STREAM_WRITER, RELEASE
 
 
 class HeadraceDataSource(DataSource):
@@ -69,6 +72,11 @@ class HeadraceDataSource(DataSource):
                 'a log is only ever appended to: write with outputMode("append"); write the rows of "update" or '
                 '"complete" from foreachBatch: batch.write.format("headrace").mode("append")'
             )
+        if not HAS_STREAM_WRITER:
+            raise UsageError(
+                f"PySpark {RELEASE} has no Arrow writer for streams, which came with 4.1: write from foreachBatch, "
+                'with batch.write.format("headrace") and txnVersion'
+            )
         writer = StreamWriter(parse_sink_options(self.options, stream=True), schema)
         hide_from_collector("plan")  # Spark calls this for each micro-batch.
         return writer
@@ -88,17 +96,24 @@ def register(spark: SparkSession) -> None:
     [('spark', 'greetings', b'hello')]
     """
     register_kind(spark, HeadraceDataSource)
-    read_in_columns(spark)
+    if not is_connect(spark):
+        read_in_columns(spark)
 
 
 def register_kind(spark: SparkSession, kind: type[HeadraceDataSource]) -> None:
     """Register a source of this kind."""
-    parallelism = spark.sparkContext.defaultParallelism
-    # A new class, which Spark pickles by value, with its attributes.
-    spark.dataSource.register(
-        type(kind.__name__, (kind,), {"parallelism": parallelism, "__module__": "__main__"})
-    )
-    for_threads(spark, kind.name())
+    if not is_connect(spark):
+        # A new class, which Spark pickles by value, with its attributes.
+        parallelism = spark.sparkContext.defaultParallelism
+        kind = type(kind.__name__, (kind,), {"parallelism": parallelism, "__module__": "__main__"})
+    try:
+        spark.dataSource.register(kind)
+    except AnalysisException as error:
+        # Spark 4.0 keeps a source that it has found by itself.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+    if not is_connect(spark):
+        for_threads(spark, kind.name())
 
 
 def _check_schema(schema: StructType, options: SourceOptions) -> None:

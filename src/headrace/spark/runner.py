@@ -25,7 +25,7 @@ from headrace.spark.failures import naming_job, translating_spark
 from headrace.spark.hub_connections import close_links, link
 from headrace.spark.jobs.job import Job, JobRun, find, parameters_of
 from headrace.spark.options import HubOptions
-from headrace.spark.runtime.session import session
+from headrace.spark.runtime.session import CONNECT, session
 from headrace.spark.supervised_job import SupervisedJob
 
 if TYPE_CHECKING:
@@ -104,6 +104,11 @@ class Pipeline:
             # With restarts, a missing file may appear later.
             for name in self._jobs:
                 self._check(name)
+        if asked.master.startswith(CONNECT):
+            raise UsageError(
+                f"master = {asked.master}: jobs need a Spark session with a JVM of its own, which a client of Spark "
+                "Connect has not; run them where the server runs"
+            )
         if not _MASTER.match(asked.master):
             raise UsageError(
                 f"master = {asked.master}: expected local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT"

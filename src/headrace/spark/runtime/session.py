@@ -32,12 +32,19 @@ NO_PYSPARK: Final = "there is no PySpark: pip install '.[spark]' in Headrace's r
 
 LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 
-QUICK: Final = {
-    # One rename fewer per checkpoint file; the write is atomic all the same.
+CONNECT: Final = "sc://"
+"""How the address of a Spark Connect server begins."""
+
+QUICK_CHECKPOINTS: Final = {
+    # One rename fewer per checkpoint file. On a local disk the write is atomic all the same; on HDFS it is not.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
+"""Settings that make a micro-batch quicker on local disks, for ``local`` masters."""
+
+QUICK: Final = {
     # Over TCP a task's work comes in two packets, and the second waits 40 ms for the first to be acknowledged.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "headrace.spark.runtime.python_workers",
@@ -85,6 +92,9 @@ def session(
 
     ``memory``
         The driver's memory; in ``local`` mode there is no other.
+    ``master``
+        ``sc://HOST:PORT`` connects to a Spark Connect server; then ``memory``, ``ui`` and ``stateless`` are the
+        server's own matter.
     ``ui``
         Serve Spark's web pages: on a port of Spark's choice, or on the given one (0: a free one).
     ``stateless``
@@ -106,6 +116,8 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError:
         raise UsageError(NO_PYSPARK) from None
+    if master.startswith(CONNECT):
+        return _connected(master, app, conf)
     settings = settings_for(master, memory=memory, ui=ui, stateless=stateless)
     for key, value in conf.items():
         settings[key] = as_text(value)
@@ -139,6 +151,7 @@ def settings_for(
     if type(ui) is int:
         settings["spark.ui.port"] = str(ui)
     if master.startswith("local"):
+        settings |= _quick_checkpoints()
         # Spark's default of 200 tasks per shuffle is for clusters. Queries keep the number they began with.
         settings["spark.sql.shuffle.partitions"] = str(cores(master))
         # The parallel collector is quickest for so small a heap; the default is made for large ones.
@@ -149,6 +162,34 @@ def settings_for(
         settings["spark.executor.extraJavaOptions"] = ARROW
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return settings
+
+
+def _quick_checkpoints() -> dict[str, str]:
+    from headrace.spark.spark_release import HAS_STREAM_WRITER
+
+    # 4.0, which has no such writer either, has the class elsewhere.
+    return QUICK_CHECKPOINTS if HAS_STREAM_WRITER else {}
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is a client of a Spark Connect server, which has no JVM of its own."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _connected(master: str, app: str, conf: Mapping[str, Any]) -> SparkSession:
+    """Connect to a Spark Connect server. Its settings are its own: only those of a session can be set."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.remote(master).appName(app)
+    for key, value in conf.items():
+        builder = builder.config(key, as_text(value))
+    try:
+        made: SparkSession = builder.getOrCreate()
+    except ImportError as error:
+        raise UsageError(
+            f"Spark Connect needs more packages: pip install 'pyspark[connect]' ({error})"
+        ) from None
+    return made
 
 
 def is_here(master: str) -> bool:

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DoubleType, MapType, StringType, StructType
 
 from headrace.errors import HeadraceError, RefusedError, UsageError
 from headrace.spark.options import SinkOptions
 from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.spark_release import DataSourceStreamArrowWriter
 from headrace.wire.link.requests import MAX_STAGES, WRITE
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context and context.getLocalProperty(_QUERY)
         batch = context and context.getLocalProperty("streaming.sql.batchId")
         if context is None or not query or not batch:
-            raise UsageError("Spark does not name the query and the batch: the sink needs PySpark 4.3")
+            raise UsageError("Spark does not name the query and the batch: write from foreachBatch")
         return stage(self._options, query, int(batch), context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -115,7 +116,8 @@ class BatchWriter(DataSourceArrowWriter):
             application = None if context is None else context.getLocalProperty(_QUERY)
         if context is None or not application:
             raise UsageError(
-                "txnVersion without txnAppId is for foreachBatch, where Spark names the query: set both"
+                "txnVersion without txnAppId is for foreachBatch, where Spark names the query (but not through Spark "
+                "Connect): set both"
             )
         return stage(self._options, application, version, context.partitionId(), iterator)
 

@@ -17,13 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
@@ -31,6 +24,15 @@ from headrace.message import SCHEMA
 from headrace.platforms import usable_cores
 from headrace.spark.options import SourceOptions
 from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.spark_release import (
+    HAS_LIMITS,
+    RELEASE,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -146,6 +148,11 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def __init__(self, options: SourceOptions, parallelism: int) -> None:
         super().__init__(options, parallelism)
+        if not HAS_LIMITS and any((options.max_offsets, options.max_bytes, options.min_bytes)):
+            raise UsageError(
+                f"PySpark {RELEASE} lets no Python source limit its micro-batches, which came with 4.2: leave "
+                "maxOffsetsPerTrigger, maxBytesPerTrigger and minBytesPerTrigger out"
+            )
         self._target: int | None = None
         """The end of a query with ``availableNow``."""
         self._known: Extent | None = None
@@ -183,6 +190,13 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         if most_bytes is not None and extent.reach is not None:
             end = min(end, max(extent.reach, begin + 1))
         return _offset(extent.log, end)
+
+    if not HAS_LIMITS:
+
+        def latestOffset(self) -> Offset:  # type: ignore[misc]  # noqa: N802
+            """Return the head: before PySpark 4.2, a micro-batch is all that there is."""
+            extent = self._look()
+            return _offset(extent.log, extent.head)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a batch that the options set."""
