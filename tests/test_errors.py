@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace import errors
 from headrace.errors import (
+    ArchiveError,
     ClosedError,
     ConfigError,
     DamagedError,
@@ -132,6 +133,11 @@ EXAMPLES: list[tuple[HeadraceError, str, dict[str, object]]] = [
         TrimmedError(1, 5, 100),
         "messages 1 to 5 are no longer kept; the oldest is 100",
         {"first": 1, "last": 5, "oldest": 100},
+    ),
+    (
+        ArchiveError("/srv/archive", 1, 9, "it is out of reach"),
+        "messages 1 to 9 cannot be read from the archive /srv/archive: it is out of reach",
+        {"place": "/srv/archive", "first": 1, "last": 9, "reason": "it is out of reach"},
     ),
     (
         NoArchiveError("/srv/archive"),

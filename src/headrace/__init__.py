@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         SyncSppClient,
     )
     from headrace.errors import (
+        ArchiveError,
         ClosedError,
         ConfigError,
         DamagedError,
@@ -106,7 +107,7 @@ _HOMES = {
         "SyncSppClient"
     ),
     "headrace.errors": (
-        "ClosedError ConfigError DamagedError FullError HeadraceError LimitError LockedError "
+        "ArchiveError ClosedError ConfigError DamagedError FullError HeadraceError LimitError LockedError "
         "LostRangeError MalformedError NoArchiveError OvertakenError PeerError RefusedError StorageError "
         "TrimmedError UnavailableError UnexpectedError UnreachableError UsageError WireError"
     ),
@@ -117,6 +118,7 @@ _HOMES = {
 
 __all__ = [
     "Acknowledged",
+    "ArchiveError",
     "Batch",
     "BatchStream",
     "Client",

@@ -19,6 +19,7 @@
         ├── LockedError           another process writes this log
         ├── FullError             no room to append
         ├── TrimmedError          sequence numbers that retention has removed
+        ├── ArchiveError          messages that only the archive has, and that cannot be read there
         ├── NoArchiveError        no archive where one is expected, or nothing in it yet
         ├── OvertakenError        another writer has added to the archive first
         └── UnavailableError      the hub that numbers messages cannot be reached, or does not take them
@@ -280,6 +281,22 @@ class TrimmedError(StorageError):
         self.last = last
         self.oldest = oldest
         super().__init__(f"messages {first} to {last} are no longer kept; the oldest is {oldest}")
+
+
+class ArchiveError(StorageError):
+    """Messages ``first`` to ``last``, which only the archive at ``place`` has, and which cannot be read there now.
+
+    >>> raise ArchiveError("s3://mill/archive", 1, 9, "connection refused")
+    Traceback (most recent call last):
+    headrace.errors.ArchiveError: messages 1 to 9 cannot be read from the archive s3://mill/archive: connection refused
+    """
+
+    def __init__(self, place: str, first: int, last: int, reason: str) -> None:
+        self.place = place
+        self.first = first
+        self.last = last
+        self.reason = reason
+        super().__init__(f"messages {first} to {last} cannot be read from the archive {place}: {reason}")
 
 
 class NoArchiveError(StorageError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Protocol
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.cli.terminal.positions import SequencePosition
     from headrace.client.link.client import LinkClient
     from headrace.client.link.replay import ReplayTarget
-    from headrace.log.store import Log
+    from headrace.log import Log
 
 EXAMPLES: Final = (
     ("All of this hub's log to another:", "headrace replay --to tube://10.0.0.7:8081"),
@@ -213,8 +212,8 @@ async def _replay(
     until: SequencePosition,
     name: str | None,
 ) -> Replayed:
+    from headrace.archive.past import open_whole
     from headrace.client.link.replay import ReplayTarget
-    from headrace.log.store import Log
 
     async with ReplayTarget.at(target.url, name="headrace replay", **target.client_options) as there:
         match origin:
@@ -222,7 +221,7 @@ async def _replay(
                 async with origin.link("headrace replay") as link:  # noqa: ASYNC240 -- no path
                     return await _copy(_HubSource(link), there, begin, until, name)
             case Path():
-                with closing(Log.open(origin, read_only=True)) as log:
+                with open_whole(origin) as log:
                     return await _copy(_FileSource(origin, log), there, begin, until, name)
 
 

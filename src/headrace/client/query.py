@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
+from headrace.archive.past import ArchivedPast, open_whole
 from headrace.client.link.client import LinkClient
 from headrace.errors import UsageError
 from headrace.hub.consumers.cursors import lag_facts
@@ -41,6 +42,11 @@ _CONSUMERS: Final = pa.schema(
         ("lost", pa.int64()),
     ]
 )
+_HERE, _ARCHIVED = "messages_here", "messages_archived"
+"""The two parts of the messages: those of the log's own files, and those that only its archive has."""
+
+_BOTH: Final = "create view messages as from messages_archived union all by name from messages_here"
+
 _SUBSCRIPTIONS: Final = pa.schema([("client", pa.string()), ("fields", pa.string())])
 
 
@@ -78,18 +84,15 @@ def sql(
 
 def query_files(query: str, directory: Path, as_of: int | None = None) -> pa.Table:
     """Run a query over a log's files."""
-    log = Log.open(directory, read_only=True)
-    try:
+    with open_whole(directory) as log:
         upto = _upto(log.head, as_of)
-        tables: dict[str, Any] = {"messages": _messages(log, upto)}
+        tables: dict[str, Any] = {_HERE: _messages(log, upto), _ARCHIVED: _archived(log, upto)}
         if any(table in query.lower() for table in TABLES[1:]):
             # The state is that of the head: what it was before cannot be told from the files alone.
             if upto != log.head:
                 raise UsageError("as_of: only messages are known as of an earlier one")
             tables |= _state_tables(log)
         return _run(query, tables, str(log.uuid), upto)
-    finally:
-        log.close()
 
 
 async def query_link(query: str, link: LinkClient, as_of: int | None = None) -> pa.Table:
@@ -113,6 +116,8 @@ def _run(query: str, tables: dict[str, Any], log: str, head: int) -> pa.Table:
     with duckdb.connect(":memory:") as connection:
         for name, table in tables.items():
             connection.register(name, table)
+        if _HERE in tables:
+            connection.execute(_BOTH)
         # A query is about this log: it opens no file and no network, and cannot turn that back on.
         connection.execute(
             "set timezone = 'UTC'; set enable_external_access = false; set lock_configuration = true"
@@ -145,7 +150,7 @@ def _upto(head: int, as_of: int | None) -> int:
 def _messages(log: Log, upto: int) -> Any:
     """Return the messages as one dataset: a fragment for each sealed segment, and the open tail in memory."""
     files, form = [], ds.IpcFileFormat()
-    sealed_to = log.first - 1
+    sealed_to = log.first_here - 1
     for segment in log.segments:
         if not isinstance(segment, SealedSegment) or segment.first > upto:
             break
@@ -157,6 +162,21 @@ def _messages(log: Log, upto: int) -> Any:
         parts.insert(0, ds.FileSystemDataset(files, SCHEMA, form))
     whole = ds.dataset(parts, schema=SCHEMA)
     return whole.filter(ds.field("seq") <= upto) if sealed_to > upto else whole
+
+
+def _archived(log: Log, upto: int) -> Any:
+    """Return the messages that only the archive has, as one dataset: a fragment for each of its files."""
+    past, end = log.past, min(upto, log.first_here - 1)
+    if not isinstance(past, ArchivedPast) or log.first > end:
+        return ds.dataset(SCHEMA.empty_table())
+    system, files = past.files(log.first, end)
+    form = ds.ParquetFileFormat()
+    seq = ds.field("seq")
+    fragments = [
+        form.make_fragment(file.path, system, (seq >= file.first) & (seq <= file.last)) for file in files
+    ]
+    whole = ds.FileSystemDataset(fragments, SCHEMA, form, system)
+    return whole.filter(seq <= end)
 
 
 def _range_of(segment: SealedSegment) -> Any:

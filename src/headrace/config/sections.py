@@ -158,6 +158,12 @@ class Log:
     retain_seconds: float | None = setting(
         or_off(seconds(0.001)), None, "Sealed segments this old are removed unless held."
     )
+    # Whoever has an archive wants to lose nothing: what it lacks stays on the disk.
+    archive: str | None = setting(
+        or_off(text(1, 2048)),
+        None,
+        "The path or URI of the log's archive: what it has may be removed here, and is still served; nothing else is.",
+    )
     # As often as segments are sealed: a restart reads a snapshot and about one segment.
     snapshot_seconds: float = setting(
         seconds(0.001), 60.0, "Seconds between snapshots of services, cursors and publishers' numbers."

@@ -3,6 +3,9 @@
 ``retain_bytes`` is a hard limit: beyond it the oldest segments go even if a hold needs them, because a full disk would
 stop everyone. Such a hold is *broken*, which is reported once. ``retain_seconds`` is soft: a hold keeps older messages
 until it moves on. Nothing after the newest snapshot is ever removed, since the state could not be rebuilt without it.
+
+Where the log has an archive, only what is there is removed, even past ``retain_bytes``: the log is then the newest part
+of a history that nobody wants to lose. Holds do not matter, since what is removed can still be read.
 """
 
 from __future__ import annotations
@@ -43,14 +46,20 @@ def decide(
     retain_bytes: int,
     retain_us: int | None,
     holds: Mapping[str, int],
+    archived: int | None = None,
 ) -> RetentionDecision:
-    """Decide about sealed segments, oldest first; times in µs, ``open_bytes`` is the size of tails not sealed yet."""
+    """Decide about sealed segments, oldest first; times in µs, ``open_bytes`` is the size of tails not sealed yet.
+
+    ``archived`` is the last message that the archive is known to have; ``None`` if there is no archive.
+    """
+    if archived is not None:
+        holds = {}
     total = open_bytes + sum(extent.size for extent in extents)
     held_from = min(holds.values(), default=None)
     keep_from = extents[0].first if extents else 0
     remove = 0
     for extent in extents:
-        if not extent.covered:
+        if not extent.covered or (archived is not None and extent.last > archived):
             break
         too_much = total > retain_bytes
         too_old = retain_us is not None and extent.last_time < now - retain_us

@@ -29,6 +29,7 @@ from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedErro
 from headrace.log import recovery, retention, snapshot
 from headrace.log.files import FailedSync, WriterLock, sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
+from headrace.log.past import Past
 from headrace.log.proof.log_chain import SECTION, LogChain
 from headrace.log.sealed import SealedSegment
 from headrace.log.sealing import seal
@@ -84,6 +85,8 @@ class Log:
         """How often the log was synced: as long as that stays the same, :attr:`syncing` is one sync."""
         self._sealing = threading.Lock()
         self._writer = TailWriter()
+        self.past: Past | None = None
+        """Older messages that are kept elsewhere, if anybody does; read as if they were one more segment."""
         self.damaged: dict[TailFile, DamagedError] = {}
         """Tails that cannot be sealed, and why."""
         self._being_sealed: TailFile | None = None
@@ -147,7 +150,13 @@ class Log:
 
     @property
     def first(self) -> int:
-        """The oldest sequence number kept; ``head + 1`` when there is none."""
+        """The oldest sequence number that can be read; ``head + 1`` when there is none."""
+        here, past = self.first_here, self._whole_past
+        return here if past is None else min(past.first, here)
+
+    @property
+    def first_here(self) -> int:
+        """The oldest sequence number in the log's own segments."""
         return self._kept[0].first
 
     @property
@@ -327,7 +336,10 @@ class Log:
         try:
             return segment.read(first, min(last, segment.last), max_bytes)
         except OSError as error:
-            raise self._unreadable(error, segment, first, last) from error
+            past = self._in_the_past(error, first)
+            if past is None:
+                raise self._unreadable(error, segment, first, last) from error
+        return past.read(first, min(last, past.last), max_bytes)
 
     def find(
         self, first: int, last: int | None, topics: TopicChoice | None, max_bytes: int = READ_BYTES
@@ -344,7 +356,10 @@ class Log:
         try:
             return segment.find(first, min(last, segment.last), topics, max_bytes)
         except OSError as error:
-            raise self._unreadable(error, segment, first, last) from error
+            past = self._in_the_past(error, first)
+            if past is None:
+                raise self._unreadable(error, segment, first, last) from error
+        return past.find(first, min(last, past.last), topics, max_bytes)
 
     def read_ops(
         self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
@@ -421,6 +436,9 @@ class Log:
 
     def seq_at(self, time: int) -> int:
         """The first committed sequence number stamped at or after ``time`` (µs); ``head + 1`` if all are older."""
+        past = self._whole_past
+        if past is not None and self.is_past(time) and (found := past.seq_at(time)) is not None:
+            return min(found, self.head + 1)
         for segment in self._kept:
             if segment.last < segment.first or segment.last_time < time:
                 continue
@@ -438,6 +456,12 @@ class Log:
         Whole frames or record batches are counted, at least one.
         """
         last = first - 1
+        past = self._whole_past
+        if past is not None and first <= past.last:
+            last, used = past.reach(first, size)
+            if last < past.last or used >= size:
+                return min(last, self.head)
+            first, size = last + 1, size - used
         for segment in self._kept:
             if segment.last < first or segment.last < segment.first:
                 continue
@@ -450,7 +474,16 @@ class Log:
         return min(last, self.head)
 
     def first_time(self) -> int | None:
-        """The time of the oldest message kept."""
+        """The time of the oldest message that can be read."""
+        past = self._whole_past
+        return self._first_time_here() if past is None else past.first_time()
+
+    def is_past(self, time: int) -> bool:
+        """Whether the past must be read to find the first message stamped at or after ``time`` (µs)."""
+        here = self._first_time_here()
+        return self._whole_past is not None and (here is None or time <= here)
+
+    def _first_time_here(self) -> int | None:
         return next((segment.first_time() for segment in self._kept if segment.last >= segment.first), None)
 
     def rotate(self) -> None:
@@ -559,6 +592,7 @@ class Log:
         retain_bytes: int,
         retain_us: int | None,
         holds: Mapping[str, int],
+        archived: int | None = None,
         unsealed: bool = False,
     ) -> tuple[retention.RetentionDecision, list[Segment]]:
         """Drop the segments that retention allows to remove; :func:`remove_files`, in a thread, removes their files.
@@ -589,6 +623,7 @@ class Log:
                 retain_bytes=retain_bytes,
                 retain_us=retain_us,
                 holds=holds,
+                archived=archived,
             )
             gone = removable[: decision.remove]
             self._segments = segments[len(gone) :]
@@ -643,8 +678,8 @@ class Log:
             return False
         return True
 
-    def _holding(self, first: int, last: int | None) -> tuple[Segment | None, int]:
-        """The segment that holds ``first``, if that is committed, and the end of a range up to ``last`` or the head."""
+    def _holding(self, first: int, last: int | None) -> tuple[Segment | Past | None, int]:
+        """The segment or past with ``first``, if committed, and the end of a range up to ``last`` or the head."""
         # Take the head first: the segments, taken after it, contain all it covers.
         end = self.head
         last = end if last is None else min(last, end)
@@ -652,9 +687,25 @@ class Log:
         if first > last:
             return None, last
         place = bisect_right(segments, first, key=_first) - 1
-        if place < 0:
+        if place >= 0:
+            return segments[place], last
+        past = self.past
+        if past is None or not past.first <= first <= past.last:
             raise TrimmedError(first, last, segments[0].first)
-        return segments[place], last
+        return past, last
+
+    @property
+    def _whole_past(self) -> Past | None:
+        """The past, if no message is missing between it and the segments."""
+        past, here = self.past, self.first_here
+        return past if past is not None and past.first < here <= past.last + 1 else None
+
+    def _in_the_past(self, error: OSError, first: int) -> Past | None:
+        """The past that has a message whose segment could not be read, since retention has removed it meanwhile."""
+        past = self.past
+        if past is None or not isinstance(error, FileNotFoundError):
+            return None
+        return past if past.first <= first <= past.last else None
 
     @property
     def _kept(self) -> tuple[Segment, ...]:
@@ -675,8 +726,10 @@ class Log:
         if self._kept and self.lock is None:
             raise UsageError(f"{self.directory}: the log is open for reading only")
 
-    def _unreadable(self, error: OSError, segment: Segment, first: int, last: int) -> StorageError:
+    def _unreadable(self, error: OSError, segment: Segment | Past, first: int, last: int) -> StorageError:
         """Explain why a segment's file could not be read."""
+        if not isinstance(segment, SealedSegment | TailFile):
+            raise AssertionError("a past translates its errors") from error
         if not isinstance(error, FileNotFoundError):
             return translated(error, segment.path)
         if self.lock is not None and segment in self._segments:

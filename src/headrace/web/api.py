@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from aiohttp import web
 
-from headrace.errors import FullError, HeadraceError, LimitError, StorageError, UsageError
+from headrace.errors import FullError, LimitError, StorageError, UsageError
 from headrace.hub.access.principal import Action
 from headrace.hub.filters import Filter
 from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
@@ -26,6 +26,7 @@ from headrace.web import messages
 from headrace.web.answers import as_json, number_in
 from headrace.web.events import NextValue
 from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
+from headrace.web.log_reading import in_thread
 from headrace.web.refusals import refusal
 from headrace.web.rights import check, principal_of
 from headrace.web.search import Search, SearchBackward, SearchForward
@@ -152,7 +153,8 @@ class Api:
         search: Search
         if "time" in query or "from" in query:
             if "time" in query:
-                first = await self._read(log.seq_at, number_in(request, "time", 0, 0, 1 << 62))
+                time = number_in(request, "time", 0, 0, 1 << 62)
+                first = await in_thread(self._server, log.seq_at, time, at=0 if log.is_past(time) else None)
             else:
                 first = number_in(request, "from", 1, 1, MAX_SEQUENCE)
             search = SearchForward(log, wanted, first, log.head, count)
@@ -164,7 +166,7 @@ class Api:
     async def _message(self, request: web.Request) -> web.Response:
         log = self._server.hub.log
         seq = int(request.match_info["seq"])
-        found = await self._read(messages.one, log, seq)
+        found = await in_thread(self._server, messages.one, log, seq, at=seq)
         if found is not None and not principal_of(request).reads_everything:
             check(self._server.access, request, Action.READ, found["topic"])
         if found is None:
@@ -233,7 +235,7 @@ class Api:
                 bytes(client).hex() for _, matches in matching.pieces(batch) for client in matches.clients
             ]
 
-        clients = sorted(await self._read(match))
+        clients = sorted(await in_thread(self._server, match))
         return as_json({"clients": clients[:_SUBSCRIPTIONS], "total": len(clients)})
 
     async def _seal(self, _: web.Request) -> web.Response:
@@ -251,19 +253,10 @@ class Api:
 
     async def _searched(self, request: web.Request, search: Search) -> messages.SearchResult:
         """Search step by step, for as long as somebody waits for the result."""
-        while not await self._read(search.step):
+        while not await in_thread(self._server, search.step, at=search.at):
             if request.transport is None or request.transport.is_closing():
                 raise refusal(web.HTTPServiceUnavailable, "the client has gone")
         return messages.SearchResult.of(search)
-
-    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Read the log in a thread; an error of the log is the answer."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._server.readers.bulk, function, *arguments
-            )
-        except HeadraceError as error:
-            raise refusal(web.HTTPInternalServerError, f"{error}") from None
 
 
 async def committed(server: Server, batch: Batch) -> Batch | StorageError:

@@ -51,6 +51,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "audit_dropped": ((), "Records that the audit log has no room or no disk for."),
     "refused_messages": (("origin", "reason"), "Messages that were refused."),
     "entries": ((), "Entries of the hub's own bookkeeping that were logged; they take no sequence number."),
+    "from_archive": ((), "Messages read from the archive, since the log no longer has them."),
     "followed": ((), "Messages taken from the hub that numbers them."),
     # Repairs and losses
     "requests": (("door", "transport"), "Times a subscriber asked for messages it lacks."),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from aiohttp import web
 
-from headrace.errors import HeadraceError, LimitError, StorageError
+from headrace.errors import LimitError, StorageError
 from headrace.hub.access.principal import Action
 from headrace.hub.consumers import cursors
 from headrace.hub.consumers.cursors import ADDED, Consumer
@@ -27,6 +27,7 @@ from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.answers import as_json
 from headrace.web.api import committed, failed
+from headrace.web.log_reading import in_thread
 from headrace.web.refusals import refusal
 from headrace.web.rights import DOOR, check, principal_of
 
@@ -139,7 +140,12 @@ class Operations:
         if not log.first <= asked.seq <= log.head:
             raise refusal(web.HTTPNotFound, f"there is no message {asked.seq}")
         letter = next(
-            (message for batch in await self._read(log.read, asked.seq, asked.seq) for message in batch), None
+            (
+                message
+                for batch in await in_thread(self._server, log.read, asked.seq, asked.seq, at=asked.seq)
+                for message in batch
+            ),
+            None,
         )
         if letter is None or letter.attributes.get("dead.consumer") != consumer.name:
             raise refusal(web.HTTPConflict, f"message {asked.seq} is no dead letter of {consumer.name}")
@@ -179,7 +185,7 @@ class Operations:
             wanted = Filter(request.query.get("topic") or None)
         except LimitError as error:
             raise refusal(web.HTTPBadRequest, str(error)) from None
-        found = await self._read(topics_of, log, wanted, first, log.head)
+        found = await in_thread(self._server, topics_of, log, wanted, first, log.head, at=first)
         for topic in found["topics"]:
             readers = (each for each in self._server.consumers if _reads(each, topic["topic"]))
             topic["readers"] = [each.name for each in islice(readers, _READERS)]
@@ -214,13 +220,6 @@ class Operations:
             for key, value in settings.as_dict().items()
         ]
         return as_json({"settings": values})
-
-    async def _read(self, function: Any, *arguments: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._server.readers.bulk, function, *arguments)
-        except HeadraceError as error:
-            raise refusal(web.HTTPInternalServerError, f"{error}") from None
 
 
 def topics_of(log: Log, wanted: Filter, first: int, last: int) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Search:
         self._wanted = wanted
         self._count = count
         self._cost = 0
+        self.at = self.first
+        """The oldest message that the next step may read."""
         self._steps = self._run()
 
     def step(self) -> bool:
@@ -76,6 +78,7 @@ class SearchForward(Search):
                 break
             if self._cost >= MOST_BYTES:
                 break
+            self.at = upto + 1
             yield True
         self.last = min(upto, self.last)
 
@@ -83,11 +86,16 @@ class SearchForward(Search):
 class SearchBackward(Search):
     """A search for the last messages of a range: through parts of it, the last of them first."""
 
+    def __init__(self, log: Log, wanted: Filter, first: int, last: int, count: int) -> None:
+        super().__init__(log, wanted, first, last, count)
+        self.at = max(self.first, self.last + 1 - _FIRST_LOOK)
+
     def _run(self) -> Iterator[bool]:
         begin, width = self.last + 1, _FIRST_LOOK
         while begin > self.first and len(self.found) < self._count and self._cost < MOST_BYTES:
             begin, end = max(self.first, begin - width), begin - 1
             rows: list[pa.RecordBatch] = []
+            self.at = max(self.first, begin - _LONGEST_LOOK)
             for passing, _ in self._passing(begin, end):
                 rows = _last_rows([*rows, *passing], self._count - len(self.found))
                 yield True

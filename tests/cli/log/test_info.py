@@ -44,6 +44,8 @@ def test_json(run: Run, tmp_path: Path) -> None:
         "directory": str(directory),
         "log": uuid,
         "first": 1,
+        "first_here": 1,
+        "archive": None,
         "head": 3,
         "tail": 3,
         "messages": 3,

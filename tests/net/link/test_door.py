@@ -37,6 +37,7 @@ async def test_hello_and_head(server: Server, door: str) -> None:
             "ok": True,
             "log": hello["log"],
             "first": 1,
+            "first_here": 1,
             "head": 0,
             "path": str(server.hub.log.directory),
             "first_time": None,

@@ -20,6 +20,7 @@ from headrace.matching import Matches
 from headrace.message import Batch, Run
 from headrace.net.routing import match_queue as module
 from headrace.net.routing.match_queue import FEW, SLICE, MatchQueue
+from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.sdk.predicate import Between
 
 ALICE = bytes([7]) * 12
@@ -32,7 +33,7 @@ class Scene:
         self.subscriptions = Subscriptions()
         self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=HubState(self.subscriptions))
         self.matching = LocalMatcher(self.subscriptions, lambda _client, _kept: True)
-        self.readers, self.thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.readers, self.thread = ReaderThreads(), ThreadPoolExecutor(1)
         self.matched: list[tuple[int, int]] = []
         """The number and the count of clients of each message, as it was matched."""
         self.stage = MatchQueue(self.hub, self.matching, self.take, self.readers, self.thread)

@@ -89,21 +89,19 @@ def scan(
     directory: Path, first: int | None, last: int | None, credentials: Credentials | None = None
 ) -> Iterator[Batch]:
     """Read the committed messages of a log's files, beside a hub or without."""
+    from headrace.archive.past import open_whole
     from headrace.cli.terminal.running_hub import find_running_hub
-    from headrace.log.store import Log
 
     hub = find_running_hub(directory, credentials)
-    log = Log.open(directory, read_only=True)
     try:
-        committed = hub.head() if hub is not None else None
-        if committed is not None:
-            last = committed if last is None else min(last, committed)
-        yield from log.scan(log.first if first is None else max(first, 1), last)
+        with open_whole(directory) as log:
+            committed = hub.head() if hub is not None else None
+            if committed is not None:
+                last = committed if last is None else min(last, committed)
+            yield from log.scan(log.first if first is None else max(first, 1), last)
     except FileNotFoundError as error:
         problem = "the hub's retention removed it while it was being read"
         raise StorageError(f"{error.filename}: {problem}") from None
-    finally:
-        log.close()
 
 
 def gather_batches(batches: Iterator[Batch]) -> Iterator[list[Batch]]:

@@ -46,18 +46,19 @@ def info(config: Config = None, data: Data = None, client_id: ClientId = None, a
 
 def _facts(directory: Path, credentials: Credentials | None) -> dict[str, Any]:
     """Return all facts about a log, as JSON has them; times are UTC."""
+    from headrace.archive.past import ArchivedPast, open_whole
     from headrace.cli.terminal.running_hub import find_running_hub
-    from headrace.log.store import Log
 
     hub = find_running_hub(directory, credentials)
-    log = Log.open(directory, read_only=True)
-    try:
+    with open_whole(directory) as log:
         segments = [_segment(segment) for segment in log.segments]
         committed = hub.head() if hub is not None else None
         return {
             "directory": str(directory),
             "log": str(log.uuid),
             "first": log.first,
+            "first_here": log.first_here,
+            "archive": log.past.facts() if isinstance(log.past, ArchivedPast) else None,
             "head": log.tail if committed is None else min(committed, log.tail),
             "tail": log.tail,
             **{name: sum(segment[name] for segment in segments) for name in _SUMS},
@@ -68,8 +69,6 @@ def _facts(directory: Path, credentials: Credentials | None) -> dict[str, Any]:
             "torn_bytes": 0 if log.torn is None or hub is not None else log.torn.size,
             "hub": None if hub is None else {"pid": hub.pid, "doors": hub.doors},
         }
-    finally:
-        log.close()
 
 
 def _show(info: dict[str, Any]) -> None:
@@ -85,6 +84,9 @@ def _show(info: dict[str, Any]) -> None:
         ("snapshot", _snapshot(info["snapshot"])),
         ("hub", "none is running" if hub is None else _hub(hub)),
     ]
+    if info["archive"] is not None:
+        rows.insert(3, ("archive", _archive(info["archive"])))
+        rows.insert(4, ("here", f"from message {info['first_here']} on"))
     if info["tail"] > info["head"]:
         rows.append(("to commit", counted(info["tail"] - info["head"], "message")))
     if info["torn_bytes"]:
@@ -108,6 +110,12 @@ def _snapshot(seq: int | None) -> str:
     if seq is None:
         return "none yet"
     return f"after message {seq}" if seq else "before the first message"
+
+
+def _archive(archive: dict[str, Any]) -> str:
+    if archive["problem"] is not None:
+        return f"{archive['place']}: {archive['problem']}"
+    return f"messages {archive['first']} to {archive['last']} in {archive['place']}"
 
 
 def _hub(hub: dict[str, Any]) -> str:

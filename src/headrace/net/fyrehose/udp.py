@@ -277,7 +277,8 @@ class FyrehoseUdp:
         if packets is not None:
             self._send_packets(grant, packets)
             return
-        reading = self._loop.run_in_executor(self._readers, self._read, grant.first, grant.last, reader)
+        share = self._readers.at(self._hub.log, grant.first)
+        reading = self._loop.run_in_executor(share, self._read, grant.first, grant.last, reader)
         reading.add_done_callback(lambda done: self._was_read(grant, done))
 
     def _read(self, first: int, last: int, reader: Principal) -> Packets:

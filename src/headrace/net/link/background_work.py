@@ -19,9 +19,11 @@ class BackgroundWork:
     def __init__(self, threads: Executor) -> None:
         self._threads = threads
 
-    def run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    def run(
+        self, function: Callable[..., T], *arguments: Any, share: Executor | None = None
+    ) -> asyncio.Future[T]:
         """Call a function in a thread."""
-        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return asyncio.get_running_loop().run_in_executor(share or self._threads, function, *arguments)
 
     def answer(
         self,
@@ -31,6 +33,7 @@ class BackgroundWork:
         function: Callable[..., T],
         *arguments: Any,
         failed: Callable[[], None] = lambda: None,
+        share: Executor | None = None,
     ) -> None:
         """Call ``function`` in a thread, then ``then`` with its result; an error of ours in either is the answer."""
 
@@ -48,4 +51,4 @@ class BackgroundWork:
             except HeadraceError as error:
                 connection.fail(request_id, error)
 
-        self.run(function, *arguments).add_done_callback(done)
+        self.run(function, *arguments, share=share).add_done_callback(done)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
+    ArchiveError,
     ClosedError,
     DamagedError,
     HeadraceError,
@@ -431,6 +432,8 @@ def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
             head |= {"error": "trimmed", "first": error.first, "last": error.last, "oldest": error.oldest}
         case DamagedError():
             head |= {"error": "damaged", "first": error.first, "last": error.last}
+        case ArchiveError():
+            head |= {"error": "archive", "first": error.first, "last": error.last}
         case UnavailableError():
             head["error"] = "unavailable"
         case StorageError():

@@ -8,7 +8,6 @@ log entry, and is answered once that is committed.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
 from itertools import islice
 from typing import Any, Final
 
@@ -46,6 +45,7 @@ from headrace.message import SCHEMA, Batch
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, MERGED_BYTES, SCAN_BYTES
 from headrace.net.link.streams import CreditedStream, StreamTarget
+from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
 
@@ -121,7 +121,7 @@ class Member(CreditedStream):
 class LinkConsumers:
     """The durable consumers of one hub's link."""
 
-    def __init__(self, hub: Hub, known: Consumers, readers: Executor) -> None:
+    def __init__(self, hub: Hub, known: Consumers, readers: ReaderThreads) -> None:
         self._hub = hub
         self._log = hub.log
         self._known = known
@@ -302,7 +302,8 @@ class LinkConsumers:
                 if not future.cancelled():
                     reply(future.exception() or future.result(), loop.time())
 
-            reading = loop.run_in_executor(self._readers, find, self._log, first, last, wanted, room)
+            share = self._readers.at(self._log, first)
+            reading = loop.run_in_executor(share, find, self._log, first, last, wanted, room)
             reading.add_done_callback(done)
 
         return ConsumerGroup(consumer, self._hub, self._entries, read=read, soon=loop.call_soon)

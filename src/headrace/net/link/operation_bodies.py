@@ -41,6 +41,11 @@ class OperationBounds:
         return self._log.first_op
 
     @property
+    def first_here(self) -> int:
+        """The same: an archive has no operations."""
+        return self._log.first_op
+
+    @property
     def head(self) -> int:
         """The newest committed operation."""
         return self._log.head_op

@@ -79,6 +79,7 @@ class LinkReading:
             path=str(log.directory.resolve()) if connection.principal.reads_everything else "",
             log=str(log.uuid),
             first=log.first,
+            first_here=log.first_here,
             head=log.head,
             first_time=log.first_time(),
             head_time=log.last_time if log.head else None,
@@ -112,7 +113,8 @@ class LinkReading:
             connection.check_room_for_stream()
             self._begin(connection, request, seq, None)
 
-        self._background.answer(connection, request.id, found, self._log.seq_at, request.time)
+        share = self._readers.past if self._log.is_past(request.time) else None
+        self._background.answer(connection, request.id, found, self._log.seq_at, request.time, share=share)
 
     def replicate(self, connection: LinkConnection, request: ask.ReplicateRequest, _body: memoryview) -> None:
         """Send the log to a hub that copies it, messages and entries, as it grows."""
@@ -174,9 +176,10 @@ class LinkReading:
     def _after(self, seq: int) -> int:
         """Return the operation from which on the entries after message ``seq`` are, as far as they are kept."""
         log = self._log
-        if seq < log.first - 1:
-            raise TrimmedError(seq, log.first - 1, log.first)
-        if seq < log.first:
+        # An archive has messages only: entries are those of the log's own segments.
+        if seq < log.first_here - 1:
+            raise TrimmedError(seq, log.first_here - 1, log.first_here)
+        if seq < log.first_here:
             return log.first_op
         return log.op_of(seq) + 1 if seq <= log.head else log.head_op + 1
 
@@ -265,4 +268,4 @@ class LinkReading:
 
 def _no_longer_kept(log: Log) -> TrimmedError:
     """Say which messages are gone, to a reader of operations."""
-    return TrimmedError(1, max(log.first - 1, 1), log.first)
+    return TrimmedError(1, max(log.first_here - 1, 1), log.first_here)

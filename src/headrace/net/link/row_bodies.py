@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import LimitError, TrimmedError
+from headrace.errors import LimitError
 from headrace.hub.cursor import EncodedCache
 from headrace.hub.filtered_read import beginning, read_passing, spread
 from headrace.hub.filters import Filter
@@ -151,9 +151,8 @@ def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
     """Return the sealed record batch that contains ``first``, if it is worth sending whole."""
     segments = log.segments
     place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
-    if place < 0:
-        raise TrimmedError(first, last, segments[0].first if segments else first)
-    segment = segments[place]
+    # What the log's own segments do not have is read through the log.
+    segment = segments[place] if place >= 0 else None
     if not isinstance(segment, SealedSegment):
         return None
     batches = segment.index.batches

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from headrace.errors import ClosedError, HeadraceError
 from headrace.hub.counters import Counter
-from headrace.hub.cursor import Cursor, LogBounds, Lost
+from headrace.hub.cursor import Cursor, Lost
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.net.link.filter_budget import FilterBudget
 from headrace.net.link.operation_bodies import EntryFilter, OperationBounds, read_entries, read_operations
 from headrace.net.link.row_bodies import Piece, RowCache, RowChunk, read_piece
-from headrace.net.server.log.feed import LogFeed
+from headrace.net.server.log.feed import FeedBounds, LogFeed
 from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.link.message import Buffer, body_of
 
@@ -149,13 +149,14 @@ class LogStream(CreditedStream):
         stream_id: int,
         target: StreamTarget,
         credit: int,
-        bounds: LogBounds,
+        bounds: FeedBounds,
         cursor: Cursor[Piece],
-        readers: Executor,
+        readers: ReaderThreads,
+        share: Executor | None = None,
     ) -> None:
         super().__init__(stream_id, target, credit)
         self._cursor = cursor
-        self._feed = LogFeed(bounds, cursor, self._read, readers, self)
+        self._feed = LogFeed(bounds, cursor, self._read, readers, self, share)
         self._next = cursor.next
         self._reported = cursor.next - 1
         """The last position that was sent to the client."""
@@ -245,7 +246,7 @@ class RowStream(LogStream):
         """A chunk at hand that a thread is to filter."""
         follows = last is None
         cursor = Cursor(first, self._at_hand, last=last) if follows else Cursor[Piece](first, last=last)
-        super().__init__(stream_id, target, credit, log, cursor, readers.bulk)
+        super().__init__(stream_id, target, credit, log, cursor, readers, readers.bulk)
         if follows:
             cache.readers += 1
             self._report(self._reported_at)
@@ -275,7 +276,7 @@ class RowStream(LogStream):
         self._heavy = chunk = self._cache.find(seq)
         wanted = self._wanted
         if chunk is None or chunk.first != seq:
-            self._feed.readers = self._share(seq)
+            self._feed.share = self._share(seq)
             return None
         if wanted is None:
             return chunk.whole()
@@ -287,7 +288,7 @@ class RowStream(LogStream):
             if wanted.compiled and rows <= _SMALL and self._budget.apply(rows):
                 found = chunk.filtered(wanted)
         if found is None:
-            self._feed.readers = self._readers.filtered
+            self._feed.share = self._readers.filtered
         return found
 
     def _share(self, seq: int) -> Executor:
@@ -327,7 +328,7 @@ class OperationStream(LogStream):
         stream_id: int,
         target: StreamTarget,
         log: Log,
-        readers: Executor,
+        readers: ReaderThreads,
         waiting: Waiting,
         *,
         first: int,
@@ -363,7 +364,7 @@ class EntryStream(OperationStream):
     """An ``entries``: the entries that stand after messages of a range, with a topic that matches."""
 
     def __init__(
-        self, stream_id: int, target: StreamTarget, log: Log, readers: Executor, waiting: Waiting, *,
+        self, stream_id: int, target: StreamTarget, log: Log, readers: ReaderThreads, waiting: Waiting, *,
         first: int, last: int | None, credit: int, wanted: EntryFilter,
     ) -> None:  # fmt: skip
         self._wanted = wanted

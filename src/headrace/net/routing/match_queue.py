@@ -21,6 +21,7 @@ from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
 from headrace.net.server.log.feed import LogFeed
+from headrace.net.server.machine.reader_threads import ReaderThreads
 
 FEW: Final = 64
 """Messages that are matched on the event loop: less work than going to another thread and back."""
@@ -64,7 +65,7 @@ class MatchQueue:
     """Matches what is committed."""
 
     def __init__(
-        self, hub: Hub, matching: LocalMatcher, matched: Matched, readers: Executor, thread: Executor
+        self, hub: Hub, matching: LocalMatcher, matched: Matched, readers: ReaderThreads, thread: Executor
     ) -> None:
         self.next = hub.log.head + 1
         """The first message that is not matched yet."""

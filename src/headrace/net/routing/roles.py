@@ -151,4 +151,5 @@ class Routing(RoutingRules):
                 logger.error("the log could not be looked through for %s", client.hex(), exc_info=error)
                 then(StorageError(f"the matcher failed ({type(error).__name__}: {error})"))
 
-        asyncio.get_running_loop().run_in_executor(self._readers, look).add_done_callback(done)
+        share = self._readers.at(self._hub.log, first)
+        asyncio.get_running_loop().run_in_executor(share, look).add_done_callback(done)

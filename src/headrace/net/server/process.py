@@ -7,6 +7,7 @@ send what is buffered and close, keep a snapshot, close the log; all within ``li
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -59,6 +60,9 @@ from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.tube.unfinished import UnfinishedBytes
 from headrace.wire.numba_kernels import never_wait
 
+if TYPE_CHECKING:
+    from headrace.archive.past import ArchivedPast
+
 logger = logging.getLogger("headrace")
 
 MAX_UNCOMMITTED: Final = 64 << 20
@@ -66,6 +70,9 @@ MAX_UNCOMMITTED: Final = 64 << 20
 
 _DISK_THREADS: Final = 5
 """One each for syncs, sealing or trimming, snapshots, a requested seal and tokens, so that none waits for another."""
+
+_FOR_THE_ARCHIVE: Final = 5.0
+"""Seconds that a start waits for the archive."""
 
 _TICK: Final = 0.25
 _LOOK_SECONDS: Final = 0.01
@@ -114,6 +121,8 @@ class Server:
         self.routing: Routing
         self.entrance: Entrance
         self.maintenance: LogMaintenance
+        self.past: ArchivedPast | None = None
+        """The archive, if the log has one."""
         self.watch: LoopWatch
         self.memory: MemoryRoom
         self._upstream: Upstream | None = None
@@ -170,6 +179,7 @@ class Server:
             log = Log.open(directory, fsync=settings.log.fsync, segment_bytes=settings.log.segment_bytes)
         try:
             self._open_hub(log)
+            await self._find_past()
             await self._open_doors()
         except BaseException:
             for door in self._doors:
@@ -344,6 +354,12 @@ class Server:
             logger.warning("passed over a damaged snapshot: %s", damaged)
         if settings.log.fsync == "always" and self._cluster is None:
             hub.commit_by(GroupCommit(hub, self._disk))
+        if settings.log.archive is not None:
+            # Hubs without an archive do not wait for Parquet's modules.
+            from headrace.archive.past import ArchivedPast
+
+            self.past = ArchivedPast(log, settings.log.archive, served=hub.counters.counter("from_archive"))
+            log.past = self.past
         hub.wake = self._wake
         hub.take_turn = self._turn
         hub.relieved = self._relieved
@@ -371,6 +387,8 @@ class Server:
             consumers=self.consumers if self._upstream is None and self._cluster is None else None,
             clock=self._clock,
             sync_failed=None if self._cluster is None else self._cluster.sync_failed,
+            past=self.past,
+            past_threads=self.readers.past,
         )
         if self._upstream is not None:
             # The upstream hub puts the policy into the log.
@@ -388,6 +406,14 @@ class Server:
         hub.write = self._appends
         self._obey_policy()
         self._turn()
+
+    async def _find_past(self) -> None:
+        """Look at the archive before anybody asks for what it has; a hub starts without it, too."""
+        if self.past is None:
+            return
+        looking = asyncio.get_running_loop().run_in_executor(self.readers.past, self.past.look)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(looking, _FOR_THE_ARCHIVE)
 
     def _obey_policy(self) -> None:
         """Put the settings' policy on services into the log, if it is not there."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from headrace.errors import HeadraceError, TrimmedError
 from headrace.hub.filtered_read import read_passing
 from headrace.hub.filters import Filter
 from headrace.hub.streams.stream import Range, Shape, Stream
 from headrace.message import Message, messages
 from headrace.net.server.process import Server
+from headrace.web.log_reading import in_thread
 from headrace.web.refusals import refusal
 from headrace.web.search import SearchBackward
 from headrace.web.streams.requests import DEFAULT_TYPE
@@ -23,8 +21,6 @@ PAGE_BYTES: Final = 1 << 20
 
 _STEP_BYTES: Final = 1 << 20
 _ROOM: Final = 16 << 20
-
-T = TypeVar("T")
 
 
 class Page(NamedTuple):
@@ -57,7 +53,7 @@ class StreamReader:
                     raise refusal(web.HTTPGone, f"messages before {self._log.first} are no longer kept")
                 at = self._log.first - 1
             while at < last:
-                passing, at = await self._in_thread(self._step, Range(topic, at, last))
+                passing, at = await in_thread(self._server, self._step, Range(topic, at, last), at=at + 1)
                 for message in passing:
                     found.append(message)
                     size += len(message.payload)
@@ -70,7 +66,7 @@ class StreamReader:
         """Return the stream that a topic is because it has messages after ``after``."""
         first = max(after + 1, self._log.first)
         search = SearchBackward(self._log, Filter(topic), first, self._log.head, 1)
-        while not await self._in_thread(search.step):
+        while not await in_thread(self._server, search.step, at=search.at):
             pass
         if not search.found:
             return None
@@ -82,12 +78,3 @@ class StreamReader:
             self._log, wanted.after + 1, wanted.upto, Filter(wanted.topic), _STEP_BYTES, _ROOM
         )
         return [message for rows in passing.rows for message in messages(rows)], passing.upto
-
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._server.readers.bulk, work, *arguments)
-        except TrimmedError as error:
-            raise refusal(web.HTTPGone, str(error)) from None
-        except HeadraceError as error:
-            raise refusal(web.HTTPInternalServerError, str(error)) from None

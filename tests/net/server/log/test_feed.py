@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import DamagedError, HeadraceError, TrimmedError
 from headrace.hub.cursor import NOWHERE, Cursor, EncodedCache, EncodedChunk, Lost, RequestedRange
-from headrace.net.server.log.feed import LogFeed
+from headrace.net.server.log.feed import FeedBounds, LogFeed
 
 
 @dataclass
@@ -26,6 +26,10 @@ class Log:
     most: int = 3
     reads: list[tuple[int, int]] = field(default_factory=list)
     error: Exception | None = None
+
+    @property
+    def first_here(self) -> int:
+        return self.first
 
     def encode(self, first: int, last: int) -> EncodedChunk:
         self.reads.append((first, last))
@@ -81,6 +85,9 @@ class Readers(Executor):
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def at(self, _log: FeedBounds, _seq: int, usual: Executor | None = None) -> Executor:
+        return usual or self
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -35,25 +35,42 @@ class FeedConsumer(Protocol[C_contra]):
         """Call :meth:`LogFeed.pump`: a read has come in."""
 
 
+class FeedBounds(LogBounds, Protocol):
+    """The bounds of the log, and of its own segments: what is older has to be fetched."""
+
+    @property
+    def first_here(self) -> int:
+        """The oldest message in the log's own segments."""
+
+
+class ReaderShares(Protocol):
+    """Threads that read the log (:class:`~headrace.net.server.machine.reader_threads.ReaderThreads`)."""
+
+    def at(self, log: FeedBounds, seq: int, usual: Executor | None = None) -> Executor:
+        """Return those that read from message ``seq`` on."""
+
+
 class LogFeed(Generic[C]):
     """Moves one cursor as fast as its consumer takes chunks."""
 
-    __slots__ = ("_consumer", "_log", "_read", "cursor", "readers")
+    __slots__ = ("_consumer", "_log", "_read", "_readers", "cursor", "share")
 
     def __init__(
         self,
-        log: LogBounds,
+        log: FeedBounds,
         cursor: Cursor[C],
         read: Callable[[int, int], C],
-        readers: Executor,
+        readers: ReaderShares,
         consumer: FeedConsumer[C],
+        share: Executor | None = None,
     ) -> None:
         self.cursor = cursor
         self._log = log
         self._read = read
         """Reads some messages as one chunk, from the first number on and not past the last; runs in a thread."""
-        self.readers = readers
-        """Where the next read is done."""
+        self._readers = readers
+        self.share = share
+        """The threads that do the next read, unless only the archive has what is read; ``None`` for the live ones."""
         self._consumer = consumer
 
     def pump(self) -> None:
@@ -68,7 +85,8 @@ class LogFeed(Generic[C]):
             cursor.advance()
 
     def _begin_read(self, wanted: Range) -> None:
-        reading = asyncio.get_running_loop().run_in_executor(self.readers, self._read, *wanted)
+        share = self._readers.at(self._log, wanted[0], self.share)
+        reading = asyncio.get_running_loop().run_in_executor(share, self._read, *wanted)
         reading.add_done_callback(self._was_read)
 
     def _was_read(self, done: asyncio.Future[C]) -> None:

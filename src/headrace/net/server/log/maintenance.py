@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from time import perf_counter, sleep
-from typing import Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from headrace.config import Settings
 from headrace.errors import DamagedError, FullError, StorageError
@@ -25,6 +25,9 @@ from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
 from headrace.net.server.machine.disk_room import DiskRoom
 from headrace.net.server.machine.steady_clock import SteadyClock
+
+if TYPE_CHECKING:
+    from headrace.archive.past import ArchivedPast
 
 logger = logging.getLogger("headrace")
 
@@ -44,6 +47,9 @@ _MAX_BACKLOG: Final = 1 << 30
 """Bytes that may wait to be sealed while the hub is busy."""
 
 _UNLIMITED: Final = 1 << 62
+
+_LOOK_SECONDS: Final = 30.0
+"""Seconds between looks at the archive while nothing has to be removed from the log."""
 
 _LONGEST_REST: Final = 0.01
 """Seconds of rest after one piece of a snapshot, at most."""
@@ -117,9 +123,14 @@ class LogMaintenance:
         consumers: Consumers | None = None,
         sync_failed: Callable[[StorageError], None] | None = None,
         trusted_after: float = TRUSTED_AFTER,
+        past: ArchivedPast | None = None,
+        past_threads: Executor | None = None,
     ) -> None:
         self.problems: dict[str, str] = {}
         """What fails now, and why, by the work that fails: ``sync``, ``seal``, ``trim``, ``snapshot``, ``room``."""
+        self._past = past
+        """The archive, if the log has one."""
+        self._past_threads = past_threads or disk
         self._clock = clock or SteadyClock()
         self._trusted_at = asyncio.get_running_loop().time() + min(
             trusted_after, settings.log.retain_seconds or 0
@@ -147,6 +158,8 @@ class LogMaintenance:
             if consumers is None or self._unused_after is None
             else UnusedConsumers(consumers, self._unused_after)
         )
+        self._archived = 0
+        """The last message up to which the archive is known to have the same as the log."""
         self._sealing = asyncio.Lock()
         self._keeping = asyncio.Lock()
 
@@ -157,6 +170,8 @@ class LogMaintenance:
             loops.append(self._keep_synced)
         if self._unused is not None:
             loops.append(self._keep_tidy)
+        if self._past is not None:
+            loops.append(partial(self._keep_looking, self._past))
         return loops
 
     async def seal(self) -> int:
@@ -237,6 +252,43 @@ class LogMaintenance:
         while True:
             await asyncio.sleep(self._settings.snapshot_seconds)
             await self._try_snapshot()
+
+    async def _keep_looking(self, past: ArchivedPast) -> None:
+        """Look what the archive has; more often while the log is larger than it should be."""
+        while True:
+            await self._look(past)
+            urgent = self._oversized or past.problem is not None
+            await asyncio.sleep(_PAUSE if urgent else _LOOK_SECONDS)
+
+    async def _look(self, past: ArchivedPast) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if await loop.run_in_executor(self._past_threads, past.look):
+                self._archived = await loop.run_in_executor(self._past_threads, past.vouched)
+        except StorageError as error:
+            logger.error("nothing more is removed from the log: %s", error)
+        if past.problem is not None:
+            self._failed(
+                "archive",
+                "the archive cannot be read",
+                StorageError(f"the archive {past.place}: {past.problem}"),
+            )
+        elif self._oversized and self._archived < self._log.segments[0].last:
+            self._failed(
+                "archive",
+                "the log is larger than log.retain_bytes",
+                StorageError(
+                    f"the archive {past.place} ends at message {past.last}: only what it has is removed"
+                ),
+            )
+        else:
+            self._went_well("archive")
+
+    @property
+    def _oversized(self) -> bool:
+        """Whether the log has more bytes than it should, in segments that could go."""
+        most = self._settings.retain_bytes
+        return most is not None and self._log.size > most and len(self._log.segments) > 1
 
     async def _keep_tidy(self) -> None:
         while True:
@@ -338,7 +390,7 @@ class LogMaintenance:
             logger.info("wrote the index of topics %s", segment.topics_path.name)
 
     async def _trim(self) -> None:
-        before = self._log.first
+        before = self._log.first_here
         retain = self._settings
         limited = retain.retain_bytes is not None or retain.retain_seconds is not None
         if not limited or len(self._log.segments) < 2:
@@ -357,15 +409,17 @@ class LogMaintenance:
             retain_bytes=_UNLIMITED if retain.retain_bytes is None else retain.retain_bytes,
             retain_us=None if seconds is None else int(seconds * 1e6),
             holds=holds,
+            archived=None if self._past is None else self._archived,
             unsealed="seal" in self.problems or bool(self._log.damaged),
         )
         await self._in_thread(remove_files, gone)
-        if self._log.first > before:
-            self._hub.counters.add("trimmed", self._log.first - before)
-            logger.info("trimmed messages %d to %d", before, self._log.first - 1)
+        begin = self._log.first_here
+        if begin > before:
+            self._hub.counters.add("trimmed", begin - before)
+            logger.info("trimmed messages %d to %d", before, begin - 1)
         for name in verdict.broken:
             if (name, holds[name]) not in self._broken:
-                self._hub.counters.report("holds_broken", holds[name], self._log.first - 1, f"held by {name}")
+                self._hub.counters.report("holds_broken", holds[name], begin - 1, f"held by {name}")
         self._broken = {(name, seq) for name, seq in holds.items() if seq < self._log.first}
 
     async def _in_thread(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:

@@ -35,6 +35,7 @@ _REMEDIES: Final = {
     "trim": "it is tried again: check the disk and the directory's permissions",
     "snapshot": "it is tried again: free some space, or check the disk",
     "damage": "run headrace log verify, then stop the hub and run headrace log repair",
+    "archive": "check that the archive can be reached and that its job runs: headrace pipeline status",
     "clock": "check the machine's time service",
     "cluster": "run headrace cluster status: a majority of the nodes must reach each other",
     "upstream": "check that the hub above runs and can be reached: messages are taken again by themselves",

@@ -40,6 +40,8 @@ def facts_of(server: Server) -> dict[str, object]:
         "version": __version__,
         "log": str(log.uuid),
         "first": log.first,
+        "first_here": log.first_here,
+        "archive": None if server.past is None else server.past.facts(),
         "head": log.head,
         "tail": log.tail,
         "node": {"name": settings.node.name, "id": hub.node},
