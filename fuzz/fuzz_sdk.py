@@ -18,12 +18,12 @@ from headrace.wire.sdk.commands import (
     SdkLimits,
     SdkState,
     ServerDecoder,
-    Subscribe,
     event_of,
     new_session,
     serialize,
 )
 from headrace.wire.sdk.predicate import parse_field, serialize_field
+from headrace.wire.sdk.subscribe import Subscribe
 
 LIMITS = SdkLimits(message=2000, elements=9, element=1000)
 MAX_PUSH = 2000
@@ -68,8 +68,8 @@ def converse(commands: list[Command], *, auth_required: bool) -> None:
                 assert parse_auth(serialize_auth(command)) == command
                 assert command.seconds >= 0
                 is_signed(command, b"key", allow_sha1=True)
-            case Subscribe(predicates):
-                for predicate in predicates.values():
+            case Subscribe():
+                for predicate in (each for some in command.alternatives for each in some.values()):
                     assert parse_field(serialize_field(predicate)) == predicate
             case _:
                 pass

@@ -115,6 +115,8 @@ class Message(msgspec.Struct, frozen=True):
     topic: str = ""
     attributes: Mapping[str, str] = {}
     numbers: Mapping[str, float] = {}
+    subs: tuple[str, ...] = ()
+    """The names of the content subscriptions that it satisfies, where the client gave them names."""
 
     def _repr_html_(self) -> str:
         """Show it in a notebook: its envelope as a table, and the beginning of its payload."""

@@ -16,8 +16,9 @@ from tests.hubprocess import HubProcess
 
 from headrace.wire.attribute.publish import Publish
 from headrace.wire.sdk.auth import Auth, is_signed
-from headrace.wire.sdk.commands import Push, Subscribe
+from headrace.wire.sdk.commands import Push
 from headrace.wire.sdk.predicate import Between, Equals
+from headrace.wire.sdk.subscribe import Subscribe
 
 CLIENT, KEY = "00112233445566778899aabb", "a key of nobody"
 

@@ -27,9 +27,9 @@ from headrace.wire.sdk.commands import (
     HeartbeatReply,
     Push,
     ServerDecoder,
-    Subscribe,
     serialize,
 )
+from headrace.wire.sdk.subscribe import Subscribe
 
 SECONDS = 20.0
 """How long anything may take: much longer than it does, so that a busy machine fails no test."""

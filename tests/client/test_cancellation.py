@@ -17,8 +17,8 @@ from tests.net.raw import deliver, until
 
 from headrace import connect, where
 from headrace.message import Message
-from headrace.wire.sdk.commands import Subscribe
 from headrace.wire.sdk.predicate import Equals
+from headrace.wire.sdk.subscribe import Subscribe
 
 
 async def cancelled(work: Coroutine[Any, Any, object], turns: int) -> None:

@@ -133,14 +133,17 @@ def test_any_value_that_an_attribute_can_be_is_a_condition(value: str | float) -
     assert where(x=not_(value)) == where(x=not_(headrace.equals(value))) == where(x=not_([value]))
 
 
-def test_alternatives_of_two_attributes_are_refused_instead_of_read_as_both() -> None:
-    with pytest.raises(UsageError, match="any_of"):
-        where(city=["Praha"]) | where(x=between(0, 10))
-    with pytest.raises(UsageError, match="subscribe twice"):
-        {} | where(x=5)  # type: ignore[operator]
-    conditions = where(city="Praha")
-    with pytest.raises(UsageError, match="&"):
-        conditions |= where(x=5)
+def test_alternatives_are_not_read_as_both() -> None:
+    one, two, three = where(city="Praha"), where(x=5), where(y=7)
+    assert tuple(one | two) == (one, two)
+    assert tuple(one | two | three) == tuple(one | (two | three)) == (one, two, three)
+    assert tuple({"x": 5} | three) == tuple(two | {"y": 7}) == (two, three)
+    assert tuple((one | two) & three) == (one & three, two & three)
+    either = one
+    either |= two  # type: ignore[assignment]
+    assert tuple(either) == (one, two)
+    with pytest.raises(UsageError, match="true of everything"):
+        {} | where(x=5)
 
 
 def test_conditions_on_different_attributes_are_joined() -> None:

@@ -13,7 +13,19 @@ from tests.hubprocess import HubProcess
 from tests.net.raw import running_hub, until
 
 import headrace
-from headrace import any_of, at_least, between, connect, exists, missing, not_, one_of, starts_with, where
+from headrace import (
+    any_of,
+    at_least,
+    at_most,
+    between,
+    connect,
+    exists,
+    missing,
+    not_,
+    one_of,
+    starts_with,
+    where,
+)
 from headrace.client.sdk.client import SdkClient
 from headrace.errors import RefusedError
 from headrace.net.server.process import Server
@@ -82,6 +94,74 @@ async def test_every_condition_means_what_the_page_says(hub: Server, condition: 
         await publisher.publish(b".", attributes={"end": 1})
         seen += await take(sdk, 1)
         assert b"".join(seen).decode() == matched + "."
+
+
+async def test_many_names_and_each_message_once(hub: Server) -> None:
+    async with connect(url(hub, "sdk")) as sdk, connect(url(hub, "publisher")) as publisher:
+        await sdk.subscribe(where(city="Brno"))
+        await sdk.subscribe("near", where(x=between(0, 10)) | where(y=between(0, 10)))
+        await sdk.subscribe("praha", where(city="Praha"))
+        assert set(sdk.subscriptions) == {"", "near", "praha"}
+        assert sdk.subscriptions["near"] == where(x=between(0, 10)) | where(y=between(0, 10))
+        said: list[dict[str, Any]] = [
+            {"x": 5, "y": 5, "city": "Praha"},
+            {"x": 50, "y": 5, "city": "Brno"},
+            {"city": "Brno"},
+            {"city": "Oslo"},
+            {"city": "Praha"},
+        ]
+        await publisher.publish({"payload": b"%d" % n, "attributes": each} for n, each in enumerate(said))
+        got = [await soon(anext(sdk)) for _ in range(4)]
+        assert [(message.payload, message.subs) for message in got] == [
+            (b"0", ("near", "praha")),
+            (b"1", ("near",)),
+            (b"2", ()),
+            (b"4", ("praha",)),
+        ]
+        await sdk.subscribe("near", where(x=7))
+        await sdk.unsubscribe("praha")
+        await sdk.unsubscribe()
+        assert set(sdk.subscriptions) == {"near"}
+        await publisher.publish(
+            [{"payload": b"5", "attributes": said[0]}, {"payload": b"7", "attributes": {"x": 7}}]
+        )
+        last = await soon(anext(sdk))
+        assert (last.payload, last.subs) == (b"7", ("near",))
+
+
+async def test_a_name_is_kept_for_who_comes_back(hub: Server) -> None:
+    async with connect(url(hub, "sdk"), client_id=CLIENT) as sdk:
+        await sdk.subscribe("mine", where(x=1))
+    async with connect(link_url(hub)) as link:
+        seq = (await link.publish(b"meanwhile", attributes={"x": 1})).first
+        rows = (await link.subscriptions()).to_pylist()
+        assert [(row["client"], row["name"]) for row in rows] == [(CLIENT, "mine")]
+    async with connect(url(hub, "sdk"), client_id=CLIENT, from_seq=seq) as sdk:
+        message = await soon(anext(sdk))
+        assert (message.payload, message.subs) == (b"meanwhile", ("mine",))
+        await sdk.unsubscribe("mine")
+    assert not len(hub.subscriptions)
+
+
+async def test_a_made_up_client_takes_its_names_along(hub: Server) -> None:
+    async with connect(url(hub, "sdk")) as sdk:
+        await sdk.subscribe("one", where(x=1) | where(y=1))
+        await sdk.subscribe("two", where(x=1))
+        await until(lambda: len(hub.subscriptions) == 3)
+    await until(lambda: not len(hub.subscriptions))
+
+
+async def test_names_are_charged_and_bounded(tmp_path: Path) -> None:
+    async with running_hub(tmp_path, "limits.subscriptions_per_client=3") as server:
+        async with connect(url(server, "sdk"), client_id=CLIENT) as sdk:
+            await sdk.subscribe("a", where(x=1) | where(y=1))
+            await sdk.subscribe("b", where(x=1))
+            await sdk.subscribe("b", where(x=2))  # takes no more than before
+            with pytest.raises(RefusedError):
+                await sdk.subscribe("c", where(x=1))
+        assert server.hub.counters.get("refused", door="sdk", reason="subscriptions") == 1
+        async with connect(url(server, "sdk"), client_id=OTHER) as other:
+            await other.subscribe("c", where(x=1) | where(x=2) | where(x=3))
 
 
 async def test_messages_of_other_doors_are_matched_by_their_attributes(hub: Server) -> None:
@@ -219,7 +299,8 @@ async def test_a_hub_that_is_killed_costs_no_message(tmp_path: Path) -> None:
 
     with HubProcess.start(tmp_path, "listen.http=off") as process:
         async with connect(process.url("sdk"), client_id=CLIENT) as sdk:
-            await sdk.subscribe(where(even=1))
+            await sdk.subscribe("even", where(even=1))
+            await sdk.subscribe("ends", where(even=1, n=at_most(99)) | where(even=1, n=at_least(2000)))
             publishing = asyncio.ensure_future(publish())
             seen = []
             for wanted in (total // 6, total // 3, total // 2):
@@ -234,6 +315,8 @@ async def test_a_hub_that_is_killed_costs_no_message(tmp_path: Path) -> None:
             assert [int(message.payload) for message in seen] == list(range(0, total, 2))
             seqs = [message.seq for message in seen]
             assert seqs == sorted(set(seqs))
+            for number, message in zip(range(0, total, 2), seen, strict=True):
+                assert message.subs == (("even",) if 100 <= number < 2000 else ("ends", "even"))
             assert sdk.connects >= 3
 
 

@@ -103,7 +103,7 @@ class Scene:
         _, first, last, then = self.reads.pop(0)
         found: Found = []
         for batch in self.log.scan(first, min(last, first + most - 1)):
-            found.append((batch, list(range(len(batch)))))
+            found.append((batch, dict.fromkeys(range(len(batch)), ())))
         then(found)
 
     def read_all(self) -> None:
@@ -113,7 +113,7 @@ class Scene:
     def subscribed(self, client: bytes = ALICE, wire: Wire | None = None, after: int | None = None) -> Wire:
         wire = wire or Wire()
         session = self.connector.join(client, wire, after=after)
-        self.connector.subscribe(session, WANTED)
+        self.connector.subscribe(session, (WANTED,))
         self.commit()
         self.connector.advance()
         return wire

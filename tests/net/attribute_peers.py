@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tests.net.raw import TcpPeer, until
@@ -46,7 +47,19 @@ def auth(client: bytes, after: int | None = None, **members: Any) -> bytes:
 
 def sub(**fields: Any) -> bytes:
     """A string asks for equality, a pair for a range, a mapping for ``extra``."""
-    elements = [b"sub"]
+    return command(b"sub", *_pairs(fields))
+
+
+def subn(name: str, *alternatives: Mapping[str, Any]) -> bytes:
+    """Add or replace a named subscription; without alternatives, remove it."""
+    if not alternatives:
+        return command(b"unsubn", name.encode())
+    elements = [pair for each in alternatives for pair in (b"", b"or", *_pairs(each))]
+    return command(b"subn", name.encode(), *elements[2:])
+
+
+def _pairs(fields: Mapping[str, Any]) -> list[bytes]:
+    elements = []
     for name, wanted in fields.items():
         if isinstance(wanted, str):
             field = {"use": 1, "strval": wanted}
@@ -55,7 +68,7 @@ def sub(**fields: Any) -> bytes:
         else:
             field = {"use": 3, "extra": json.dumps(wanted)}
         elements += [name.encode(), json.dumps(field).encode()]
-    return command(*elements)
+    return elements
 
 
 HEARTBEAT = b"#12\r\n*1\r\n$2\r\nhb\r\n"
@@ -80,6 +93,11 @@ class SdkPeer(TcpPeer):
         content = json.loads(body)
         assert content["type"] == 1, content
         return content["seq"], content["payload"].encode()
+
+    async def named_push(self) -> tuple[bytes, list[str]]:
+        """The payload of the next push, and the names of the subscriptions that it satisfies."""
+        content = json.loads(await self.read(int((await self.line())[1:])))
+        return content["payload"].encode(), content.get("subs", [])
 
     async def pushes(self, count: int) -> list[tuple[int, bytes]]:
         return [await self.push() for _ in range(count)]

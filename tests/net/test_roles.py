@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.net.attribute_peers import PublisherPeer, SdkPeer, publish, sub
+from tests.net.attribute_peers import PublisherPeer, SdkPeer, publish, sub, subn
 from tests.net.raw import running_hub, until
 
 from headrace.errors import ConfigError
@@ -176,6 +176,34 @@ async def test_matchers_share_the_clients_and_a_lost_one_is_made_up_for(roles: R
     await roles.publish(b"by one again")
     for client in clients:
         assert (await client.push())[1] == b"by one again"
+
+
+async def test_named_subscriptions_work_apart_and_while_they_change(roles: Roles) -> None:
+    """A push may name a subscription that the connector's own copy of the log does not have yet."""
+    connector = await roles.run("connector", "connector")
+    dispatcher = await roles.run(
+        "dispatcher", "dispatcher", f"dispatcher.connectors={connector.doors['router']}"
+    )
+    await roles.run("lower", "matcher", f"matching.dispatchers={dispatcher.doors['dispatcher']}")
+    client = await roles.client(connector, CLIENTS[0])
+    for count in range(20):
+        await client.send(subn(f"name{count:02}", {"x": (90, 99)}, {"x": (4, 6)}, {"x": (5, 5)}))
+        await until(lambda count=count: len(roles.hub.subscriptions) == 1 + 3 * (count + 1))
+        await roles.publish(b"%d" % count)
+    every = [f"name{count:02}" for count in range(20)]
+    for count in range(20):
+        payload, names = await client.named_push()
+        # It was published when the hub had so many names; later ones may count for it, too.
+        assert payload == b"%d" % count
+        assert names[: count + 1] == every[: count + 1]
+    await until(lambda: live(connector))
+    await roles.publish(b"live")
+    assert await client.named_push() == (b"live", every)
+    await client.send(b"".join(map(subn, every)))
+    await until(lambda: len(roles.hub.subscriptions) == 1)
+    await until(lambda: live(connector) and len(connector.subscriptions) == 1)
+    await roles.publish(b"plain")
+    assert await client.named_push() == (b"plain", [])
 
 
 async def test_a_dispatcher_that_comes_and_goes_loses_nothing(roles: Roles) -> None:

@@ -33,6 +33,7 @@ from headrace.wire.attribute import publish as attribute_publish
 from headrace.wire.fyrehose.stream import DeliverRun
 from headrace.wire.sdk import commands as sdk
 from headrace.wire.sdk.predicate import Exists
+from headrace.wire.sdk.subscribe import Subscribe
 
 JSON, LAST = "bridge/json", "bridge/last"
 """Services of either kind, which every SPP client here subscribes."""
@@ -235,7 +236,7 @@ def watch_services(hub: HubProcess, stack: ExitStack, seen: Seen) -> Reader:
 def watch_matches(hub: HubProcess, stack: ExitStack, seen: Seen, types: dict[int, int]) -> Reader:
     """An SDK client to whom every message matters: each has an origin."""
     sock = stack.enter_context(socket.create_connection(hub.address("sdk")))
-    sock.sendall(sdk.serialize(sdk.Subscribe({"origin": Exists(True)})))
+    sock.sendall(sdk.serialize(Subscribe({"origin": Exists(True)})))
     came = bytearray()
 
     def take(data: bytes) -> None:

@@ -1,6 +1,7 @@
 """Conditions on a message's attributes: ``where(city="Praha", x=between(0, 10), kind=one_of("a", "b"))``.
 
-A message satisfies them if it satisfies the condition of **every** attribute named. Strategy: a condition is a
+A message satisfies them if it satisfies the condition of **every** attribute named; ``where(…) | where(…)`` asks for
+either. Strategy: a condition is a
 :data:`~headrace.wire.sdk.predicate.Predicate`, as it goes over the wire; the functions here make one from what a
 person would write, and refuse what the protocol cannot express.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, TypeAlias
 
 from headrace.errors import UsageError, WireError
 from headrace.wire.sdk.predicate import (
@@ -53,14 +54,44 @@ class Conditions(dict[str, Predicate]):
     def __and__(self, other: Mapping[str, Condition]) -> Conditions:
         return where(self, **where(other))
 
-    def _either(self, _other: object) -> NoReturn:
-        """Refuse ``a | b``: two dictionaries would be joined by it, which reads as "or" and means "and"."""
-        raise UsageError(
-            "conditions on different attributes cannot be alternatives: join them with `&`, subscribe twice"
-            " for either, or use any_of(…) for alternatives of one attribute"
-        )
+    def __or__(self, other: Mapping[str, Condition] | AnyConditions) -> AnyConditions:  # type: ignore[override]
+        return AnyConditions((self,)) | other
 
-    __or__ = __ror__ = __ior__ = _either
+    def __ror__(self, other: Mapping[str, Condition]) -> AnyConditions:  # type: ignore[override]
+        return where(other) | self
+
+    def __ior__(self, other: Mapping[str, Condition] | AnyConditions) -> AnyConditions:  # type: ignore[override]
+        return self | other
+
+
+class AnyConditions(tuple[Conditions, ...]):
+    """Alternatives: all conditions of one of them must hold; ``a | b`` makes them.
+
+    >>> where(city="Praha") | where(x=5, y=7)
+    {'city': Equals(value='Praha')} | {'x': Between(low=5.0, high=5.0), 'y': Between(low=7.0, high=7.0)}
+    """
+
+    __slots__ = ()
+
+    def __or__(self, other: Mapping[str, Condition] | AnyConditions) -> AnyConditions:
+        more = other if isinstance(other, AnyConditions) else (where(other),)
+        if not all((*self, *more)):
+            raise UsageError("an alternative without a condition is true of everything: name an attribute")
+        return AnyConditions((*self, *more))
+
+    def __and__(self, other: Mapping[str, Condition]) -> AnyConditions:
+        return AnyConditions(each & other for each in self)
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self))
+
+
+def alternatives_of(conditions: Mapping[str, Condition] | AnyConditions) -> AnyConditions:
+    """Check conditions, and make a list of alternatives of them: of conditions without, the only one."""
+    if isinstance(conditions, AnyConditions):
+        return conditions
+    made = where(conditions)
+    return AnyConditions((made,) if made else ())
 
 
 def where(conditions: Mapping[str, Condition] | None = None, /, **named: Condition) -> Conditions:

@@ -47,7 +47,7 @@ _HERE, _ARCHIVED = "messages_here", "messages_archived"
 
 _BOTH: Final = "create view messages as from messages_archived union all by name from messages_here"
 
-_SUBSCRIPTIONS: Final = pa.schema([("client", pa.string()), ("fields", pa.string())])
+_SUBSCRIPTIONS: Final = pa.schema([("client", pa.string()), ("name", pa.string()), ("fields", pa.string())])
 
 
 def sql(
@@ -215,11 +215,13 @@ def _state_tables(log: Log) -> dict[str, pa.Table]:
     subscriptions = [
         {
             "client": client.hex(),
+            "name": part.name,
             "fields": msgspec.json.encode(
-                {name: msgspec.Raw(field) for name, field in each.fields.items()}
+                {name: msgspec.Raw(field) for name, field in part.fields.items()}
             ).decode(),
         }
         for client, each in parts.subscriptions
+        for part in each.parts(client).values()
     ]
     return {
         "services": pa.Table.from_pylist(services, _SERVICES),

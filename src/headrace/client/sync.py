@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar, cast, overload
 
 import pyarrow as pa
 
+from headrace.client.conditions import AnyConditions
 from headrace.client.fyrehose.client import FyrehoseClient
 from headrace.client.link.client import LinkClient
 from headrace.client.link.consumer import Consumer
@@ -88,6 +90,7 @@ class SyncSdkClient(SyncReceiver[SdkClient, Message]):
     cursor = Property["int | None"](SdkClient.cursor)
     subscribe = Blocking(SdkClient.subscribe)
     unsubscribe = Blocking(SdkClient.unsubscribe)
+    subscriptions = Property[Mapping[str, AnyConditions]](SdkClient.subscriptions)
 
 
 class SyncPublisherClient(SyncClient[PublisherClient]):

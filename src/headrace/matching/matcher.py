@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -184,15 +184,19 @@ class Matcher:
 
     def matches(self, client: bytes, batch: Batch) -> npt.NDArray[np.bool_]:
         """Which messages of a batch are for one client; none if it has no subscription."""
-        predicates = self.predicates(client)
-        if predicates is None or not len(batch):
-            return np.zeros(len(batch), np.bool_)
+        return np.diff(self.match_some([client], batch).offsets) > 0
+
+    def match_some(self, clients: Iterable[bytes], batch: Batch) -> Matches:
+        """Which of a few clients each message of a batch is for."""
         from headrace.matching.index.tail import Tail
 
-        lone = Tail(self._seed, 1)
-        lone.append(client, predicates)
-        offsets, _ = self._scan(batch, [lone.segment()], 0).piece(0, len(batch), len(batch))
-        return np.diff(offsets) > 0
+        wanted = [(each, predicates) for each in clients if (predicates := self.predicates(each)) is not None]
+        if not wanted or not len(batch):
+            return nobody(len(batch))
+        few = Tail(self._seed, len(wanted))
+        for each, predicates in wanted:
+            few.append(each, predicates)
+        return Matches(*self._scan(batch, [few.segment()], 0).piece(0, len(batch), len(batch) * len(wanted)))
 
     @property
     def rebuild_due(self) -> bool:

@@ -17,6 +17,7 @@ from aiohttp import web
 from headrace.errors import FullError, LimitError, StorageError, UsageError
 from headrace.hub.access.principal import Action
 from headrace.hub.filters import Filter
+from headrace.hub.routing.local_matcher import clients_of
 from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.net.server.status.report import measured
@@ -209,21 +210,24 @@ class Api:
         kept, connector = self._server.subscriptions, self._server.routing.connector
         contains = request.query.get("contains", "").lower()
         count = number_in(request, "count", _SUBSCRIPTIONS, 1, _SUBSCRIPTIONS)
-        found = []
+        found: list[dict[str, object]] = []
         for client, subscription in kept:
-            if contains in client.hex():
-                found.append(
-                    {
-                        "client": client.hex(),
-                        "connector": subscription.connector.decode(),
-                        "connected": connector is not None and client in connector.sessions,
-                        "seq": subscription.seq,
-                        "fields": {name: msgspec.Raw(field) for name, field in subscription.fields.items()},
-                    }
-                )
-                if len(found) == count:
-                    break
-        return as_json({"subscriptions": found, "total": len(kept)})
+            if contains not in client.hex():
+                continue
+            found += (
+                {
+                    "client": client.hex(),
+                    "connector": subscription.connector.decode(),
+                    "connected": connector is not None and client in connector.sessions,
+                    "seq": subscription.seq,
+                    "name": part.name,
+                    "fields": {name: msgspec.Raw(field) for name, field in part.fields.items()},
+                }
+                for part in subscription.parts(client).values()
+            )
+            if len(found) >= count:
+                break
+        return as_json({"subscriptions": found[:count], "total": len(kept)})
 
     async def _try(self, request: web.Request) -> web.Response:
         wanted, payload = await _publication(request)
@@ -232,7 +236,9 @@ class Api:
 
         def match() -> list[str]:
             return [
-                bytes(client).hex() for _, matches in matching.pieces(batch) for client in matches.clients
+                bytes(client).hex()
+                for _, matches in matching.pieces(batch)
+                for client in clients_of(matches, self._server.subscriptions).clients
             ]
 
         clients = sorted(await in_thread(self._server, match))

@@ -20,8 +20,9 @@ from headrace.client.sdk.client import SdkClient
 from headrace.errors import ClosedError, RefusedError, UnexpectedError, UnreachableError, UsageError
 from headrace.message import Message
 from headrace.wire.sdk.auth import Auth, is_signed
-from headrace.wire.sdk.commands import Heartbeat, HeartbeatReply, Push, Subscribe
+from headrace.wire.sdk.commands import Heartbeat, HeartbeatReply, Push
 from headrace.wire.sdk.predicate import Between, Equals
+from headrace.wire.sdk.subscribe import Subscribe
 
 CLIENT, KEY = "00112233445566778899aabb", "a key"
 

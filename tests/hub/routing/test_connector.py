@@ -36,7 +36,7 @@ class TestSubscribing:
         session = scene.connector.join(ALICE, wire)
         done: list[Batch] = []
         scene.hub.submit(Batch(Run.of([b"early"]), origin="test"), done.append)  # type: ignore[arg-type]
-        scene.connector.subscribe(session, WANTED)
+        scene.connector.subscribe(session, (WANTED,))
         late = scene.commit(1)
         assert late is not None
         # The index has the subscription already when the turn's messages are matched.
@@ -47,28 +47,28 @@ class TestSubscribing:
 
     def test_nothing_is_appended_for_nothing(self, scene: Scene) -> None:
         session = scene.connector.join(ALICE, Wire())
-        scene.connector.subscribe(session, {})
+        scene.connector.subscribe(session, ())
         scene.commit()
         assert scene.log.head_op == 0
-        scene.connector.subscribe(session, WANTED)
+        scene.connector.subscribe(session, (WANTED,))
         scene.commit()
-        scene.connector.subscribe(session, WANTED)
+        scene.connector.subscribe(session, (WANTED,))
         scene.commit()
         assert scene.log.head_op == 1
         # But where a change is under way, the last word counts.
-        scene.connector.subscribe(session, {})
-        scene.connector.subscribe(session, WANTED)
+        scene.connector.subscribe(session, ())
+        scene.connector.subscribe(session, (WANTED,))
         scene.commit()
         assert (scene.log.head, scene.log.head_op) == (0, 3)
         assert ALICE in scene.subscriptions
 
     def test_caps_count_what_is_under_way(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path, max_subscriptions=1)
-        scene.connector.subscribe(scene.connector.join(ALICE, Wire()), WANTED)
+        scene.connector.subscribe(scene.connector.join(ALICE, Wire()), (WANTED,))
         with pytest.raises(LimitError):
-            scene.connector.subscribe(scene.connector.join(BOB, Wire()), WANTED)
+            scene.connector.subscribe(scene.connector.join(BOB, Wire()), (WANTED,))
         with pytest.raises(LimitError):
-            scene.connector.subscribe(scene.session(), {str(n): Equals("") for n in range(5)})
+            scene.connector.subscribe(scene.session(), ({str(n): Equals("") for n in range(5)},))
         scene.log.close()
 
     def test_a_client_that_is_elsewhere_now_is_let_go(self, scene: Scene) -> None:
@@ -98,7 +98,7 @@ class TestSubscribing:
 
         wire = Wire()
         session = scene.connector.join(ALICE, wire)
-        scene.connector.subscribe(session, WANTED)
+        scene.connector.subscribe(session, (WANTED,))
         monkeypatch.setattr(scene.log, "append", full)
         scene.commit()
         assert wire.parted == "storage"
@@ -160,7 +160,7 @@ class TestAway:
 
     def test_a_guest_leaves_nothing(self, scene: Scene) -> None:
         session = scene.connector.join(ALICE, Wire(), guest=True)
-        scene.connector.subscribe(session, WANTED)
+        scene.connector.subscribe(session, (WANTED,))
         # It is gone before its subscription is in the log.
         scene.connector.leave(session)
         scene.commit()

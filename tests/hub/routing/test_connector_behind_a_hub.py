@@ -143,7 +143,7 @@ def copy(tmp_path: Path, upstream: Upstream) -> Iterator[Copy]:
 def subscribed(copy: Copy) -> Wire:
     """A client that is fed from the copy."""
     wire = Wire()
-    copy.connector.subscribe(copy.connector.join(ALICE, wire), WANTED)
+    copy.connector.subscribe(copy.connector.join(ALICE, wire), (WANTED,))
     copy.exchange()
     return wire
 
@@ -164,7 +164,7 @@ def test_a_client_that_is_ahead_of_the_copy_gets_nothing_again(upstream: Upstrea
     assert wire.got == seqs[:3]
     # It loses its connection, or the connector is killed, before the copy has any of that.
     again = Wire()
-    copy.connector.subscribe(copy.connector.join(ALICE, again, after=seqs[2]), WANTED)
+    copy.connector.subscribe(copy.connector.join(ALICE, again, after=seqs[2]), (WANTED,))
     copy.copy(seqs[1])
     copy.read_all()
     copy.exchange()
@@ -233,7 +233,7 @@ def test_a_subscription_that_was_given_up_meanwhile_is_made_again(upstream: Upst
     upstream.write(expire(ALICE, kept.op))
     wire = Wire()
     # It says what the copy still believes it wants.
-    copy.connector.subscribe(copy.connector.join(ALICE, wire), WANTED)
+    copy.connector.subscribe(copy.connector.join(ALICE, wire), (WANTED,))
     copy.exchange()
     assert ALICE in upstream.subscriptions
     seqs = upstream.publish(2)
@@ -243,29 +243,29 @@ def test_a_subscription_that_was_given_up_meanwhile_is_made_again(upstream: Upst
 
 def test_the_last_word_counts(upstream: Upstream, copy: Copy) -> None:
     for client in (BOB, ALICE):
-        copy.connector.subscribe(copy.connector.join(client, Wire()), WANTED)
+        copy.connector.subscribe(copy.connector.join(client, Wire()), (WANTED,))
     copy.exchange()
     copy.connector.join(BOB, Wire())
     # A question is under way, so that the next comes behind whatever this client says first.
     session = copy.connector.join(ALICE, Wire())
     other = {"kind": Equals("other")}
     for predicates in (WANTED, other):
-        copy.connector.subscribe(session, predicates)
+        copy.connector.subscribe(session, (predicates,))
     copy.exchange()
     kept = upstream.subscriptions.get(ALICE)
     assert kept is not None
-    assert kept.predicates == other
+    assert kept.parts(ALICE)[ALICE].predicates == other
 
 
 def test_many_who_come_back_cost_one_entry(upstream: Upstream, copy: Copy) -> None:
     clients = [bytes([n]) * 12 for n in range(9)]
     for client in clients:
-        copy.connector.subscribe(copy.connector.join(client, Wire()), WANTED)
+        copy.connector.subscribe(copy.connector.join(client, Wire()), (WANTED,))
     copy.exchange()
     head, before = upstream.log.head, upstream.log.head_op
     wires = [Wire() for _ in clients]
     for client, wire in zip(clients, wires, strict=True):
-        copy.connector.subscribe(copy.connector.join(client, wire, after=head), WANTED)
+        copy.connector.subscribe(copy.connector.join(client, wire, after=head), (WANTED,))
     copy.exchange()
     # The first asks alone, all others together.
     assert (upstream.log.head, upstream.log.head_op) == (head, before + 2)
@@ -337,7 +337,7 @@ def test_whatever_is_lost_whenever_each_message_comes_once_in_order(
         session = copy.connector.join(ALICE, new, after=got[-1] if got else 0)
         said = random.random() < 0.5
         if said:
-            copy.connector.subscribe(session, WANTED)
+            copy.connector.subscribe(session, (WANTED,))
         return new
 
     def arrive(came: PushSource, seq: int, is_mark: bool) -> None:
@@ -390,7 +390,7 @@ def test_whatever_is_lost_whenever_each_message_comes_once_in_order(
                 source = dial()
     wire.free = 1 << 30
     if not said:
-        copy.connector.subscribe(copy.session(), WANTED)
+        copy.connector.subscribe(copy.session(), (WANTED,))
     copy.connector.resume(copy.session())
     copy.exchange()
     flight += [(source, seq, False) for seq in range(matched + 1, upstream.log.head + 1)]

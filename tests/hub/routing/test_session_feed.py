@@ -155,7 +155,7 @@ class TestPaths:
         paths.mark(source, 7, 1)
         wire = Wire()
         session = scene.connector.join(ALICE, wire)
-        scene.connector.subscribe(session, WANTED)
+        scene.connector.subscribe(session, (WANTED,))
         scene.connector.pushed(source, msg_id(3, 1), b"m", [ALICE])
         # It was delivered to nobody: the client has no subscription here yet.
         assert wire.got == []

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.hub.routing.subscriptions import (
+    MAX_PARTS,
     MAX_ROWS,
     MAX_TABLE_BYTES,
     Subscription,
     SubscriptionChange,
     Subscriptions,
+    change,
     expire,
     move,
     parse_fields,
+    replace,
+    rows_of_tables,
     serialize_fields,
     subscribe,
     tables,
@@ -59,8 +64,8 @@ def test_a_subscription_is_kept_with_its_place_and_entry(following: Following) -
     op = following.take(subscribe(ALICE, EAST, FIELDS), seq=7)
     kept = following.part.get(ALICE)
     assert kept is not None
-    assert (kept.connector, kept.seq, kept.op, kept.fields) == (EAST, 7, op, FIELDS)
-    assert kept.predicates == {"x": Between(0, 1), "city": Equals("Oslo")}
+    assert (kept.connector, kept.seq, kept.op, kept.named) == (EAST, 7, op, {"": [FIELDS]})
+    assert kept.parts(ALICE)[ALICE].predicates == {"x": Between(0, 1), "city": Equals("Oslo")}
     assert following.changes == [SubscriptionChange(ALICE, None, kept)]
     assert ALICE in following.part
     assert list(following.part) == [(ALICE, kept)]
@@ -69,7 +74,7 @@ def test_a_subscription_is_kept_with_its_place_and_entry(following: Following) -
 def test_a_second_one_replaces_and_one_without_fields_withdraws(following: Following) -> None:
     following.take(subscribe(ALICE, EAST, FIELDS))
     following.take(subscribe(ALICE, EAST, serialize_fields({"y": Prefix("a")})))
-    assert following.part.get(ALICE).predicates == {"y": Prefix("a")}  # type: ignore[union-attr]
+    assert following.part.get(ALICE).parts(ALICE)[ALICE].predicates == {"y": Prefix("a")}  # type: ignore[union-attr]
     following.take(subscribe(ALICE, EAST, {}))
     assert len(following.part) == 0
     assert following.changes[-1].new is None
@@ -83,7 +88,7 @@ def test_moving_keeps_what_is_wanted(following: Following) -> None:
     op = following.take(move(ALICE, WEST), seq=3)
     kept = following.part.get(ALICE)
     assert kept is not None
-    assert (kept.connector, kept.seq, kept.op, kept.fields) == (WEST, 3, op, FIELDS)
+    assert (kept.connector, kept.seq, kept.op, kept.named) == (WEST, 3, op, {"": [FIELDS]})
     assert following.changes[-1].same_fields
 
 
@@ -113,7 +118,7 @@ def test_an_expiry_counts_only_if_nothing_has_changed_since(following: Following
 def test_an_entry_that_says_nothing_is_passed_over(following: Following, name: str, payload: bytes) -> None:
     following.take(subscribe(ALICE, EAST, FIELDS))
     following.part.apply(name, payload, 0, 2)
-    assert following.part.get(ALICE).fields == FIELDS  # type: ignore[union-attr]
+    assert following.part.get(ALICE).named == {"": [FIELDS]}  # type: ignore[union-attr]
 
 
 @given(st.dictionaries(st.binary(min_size=12, max_size=12), st.sampled_from([EAST, WEST]), max_size=20))
@@ -154,3 +159,65 @@ def test_the_table_comes_in_pieces_bounded_in_rows_and_bytes() -> None:
     long = b'{"x":"%b"}' % (b"y" * (MAX_TABLE_BYTES // 2))
     assert [p.num_rows for p in tables([(ALICE, Subscription(EAST, 1, 1, long))] * 5)] == [2, 2, 1]
     assert list(tables([])) == []
+
+
+NAMES = st.sampled_from(["", "near", "far"])
+SETS = st.lists(
+    st.dictionaries(
+        st.sampled_from("xy"), st.integers(0, 3).map(lambda n: f'{{"use":2,"low":{n},"high":9}}'), min_size=1
+    ),
+    max_size=3,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([ALICE, BOB]), st.dictionaries(NAMES, SETS), st.booleans()), max_size=12
+    )
+)
+def test_named_subscriptions_follow_a_plain_model(
+    changes: list[tuple[bytes, dict[str, list[dict[str, str]]], bool]],
+) -> None:
+    following, model = Following(), {ALICE: dict[str, Any](), BOB: dict[str, Any]()}
+    for client, named, only in changes:
+        following.take((replace if only else change)(client, EAST, named))
+        model[client] = {
+            name: each for name, each in {**({} if only else model[client]), **named}.items() if each
+        }
+    for client, wanted in model.items():
+        kept = following.part.get(client)
+        assert (kept.named if kept is not None else {}) == wanted
+        for part, each in (kept.parts(client) if kept is not None else {}).items():
+            assert following.part.find_part(part) == (client, each.name)
+    parts = sum(len(sets) for named in model.values() for sets in named.values())
+    assert len(following.part) == parts
+    copy = Subscriptions()
+    copy.load(following.part.dump())
+    assert dict(copy) == dict(following.part)
+    assert len(copy) == parts
+    again = Subscriptions()
+    again.add(rows_of_tables(tables(following.part)))
+    assert dict(again) == dict(following.part)
+
+
+def test_a_client_may_not_be_known_by_anothers_part() -> None:
+    """Only a client that chose its id for it could: it gets no subscription, and takes none away."""
+    following = Following()
+    following.take(change(ALICE, EAST, {"near": [FIELDS]}))
+    (part,) = following.part.get(ALICE).parts(ALICE)  # type: ignore[union-attr]
+    following.take(subscribe(part, EAST, FIELDS))
+    assert following.part.get(part) is None
+    assert following.part.find_part(part) == (ALICE, "near")
+    other = Following()
+    other.take(subscribe(part, EAST, FIELDS))
+    other.take(change(ALICE, EAST, {"near": [FIELDS]}))
+    assert other.part.get(ALICE) is None
+    assert other.part.find_part(part) == (part, "")
+
+
+def test_one_client_has_a_bounded_number_of_them() -> None:
+    following = Following()
+    following.take(change(ALICE, EAST, {f"{n}": [FIELDS] for n in range(MAX_PARTS)}))
+    assert len(following.part) == MAX_PARTS
+    following.take(change(ALICE, EAST, {"more": [FIELDS]}))
+    assert len(following.part) == MAX_PARTS

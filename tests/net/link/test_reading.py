@@ -380,6 +380,7 @@ async def test_subscriptions_come_as_rows_of_the_matchers_table(server: Server, 
         "connector": "conn0001",
         "seq": 0,
         "op": 8,
+        "name": "",
         "fields": list(fields.items()),
     }
 

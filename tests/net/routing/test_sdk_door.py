@@ -139,7 +139,7 @@ class TestCommands:
         assert await second.rest() == b"-command error\r\n"
         # Who has one may change it.
         await first.send(sub(y="yes"))
-        await until(lambda: locked.server.subscriptions.get(ALICE).fields.keys() == {"y"})
+        await until(lambda: locked.server.subscriptions.get(ALICE).named[""][0].keys() == {"y"})
 
 
 class TestAuth:
@@ -238,7 +238,7 @@ class TestPushes:
     async def test_a_second_sub_replaces_and_an_empty_one_withdraws(self, scene: Scene) -> None:
         client = await scene.subscribed(ALICE, x=(0, 1))
         await client.send(sub(y=(0, 1)))
-        await until(lambda: scene.server.subscriptions.get(ALICE).fields.keys() == {"y"})
+        await until(lambda: scene.server.subscriptions.get(ALICE).named[""][0].keys() == {"y"})
         await scene.publish(({"x": 1}, b"old"), ({"y": 1}, b"new"))
         assert (await client.push())[1] == b"new"
         await client.send(sub())

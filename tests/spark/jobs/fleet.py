@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.hubprocess import HubProcess
-from tests.net.attribute_peers import HEARTBEAT, auth, sub
+from tests.net.attribute_peers import HEARTBEAT, auth, sub, subn
 from tests.spark.hubs import SECONDS
 
 import headrace
@@ -44,7 +44,7 @@ class Client:
 
     def __init__(self, hub: HubProcess, number: int, *, after: int | None = None, **wanted: Any) -> None:
         self.id = number.to_bytes(12)
-        self.got: list[tuple[int, str]] = []
+        self.got: list[tuple[int, str, tuple[str, ...]]] = []
         self._answered = threading.Event()
         self._socket = socket.create_connection(hub.address("sdk"))
         self._socket.sendall(auth(self.id, after) + (sub(**wanted) if wanted else b""))
@@ -53,6 +53,9 @@ class Client:
 
     def subscribe(self, **wanted: Any) -> None:
         self._socket.sendall(sub(**wanted))
+
+    def subscribe_as(self, name: str, *alternatives: Mapping[str, Any]) -> None:
+        self._socket.sendall(subn(name, *alternatives))
 
     def ping(self) -> None:
         """Wait for an answer: all that was sent before it has been read."""
@@ -70,7 +73,7 @@ class Client:
             while line := file.readline():
                 if line.startswith(b"#"):
                     content = json.loads(file.read(int(line[1:])))
-                    self.got.append((content["seq"], content["payload"]))
+                    self.got.append((content["seq"], content["payload"], tuple(content.get("subs", ()))))
                 elif line == b"+h\r\n":
                     self._answered.set()
 

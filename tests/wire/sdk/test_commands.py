@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.wire.golden import Golden, check_golden, cut, read_bytewise, read_whole
 from tests.wire.outcome import outcome, traced_peak
 
-from headrace.errors import LimitError, MalformedError, UnexpectedError, UsageError
+from headrace.errors import LimitError, MalformedError, UnexpectedError, UsageError, WireError
 from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.receive_buffer import Decoder
 from headrace.wire.sdk.auth import Auth, sign
@@ -32,7 +32,6 @@ from headrace.wire.sdk.commands import (
     SdkLimits,
     SdkState,
     ServerDecoder,
-    Subscribe,
     event_of,
     new_session,
     parse_command,
@@ -43,6 +42,7 @@ from headrace.wire.sdk.commands import (
     serialize_pushes,
 )
 from headrace.wire.sdk.predicate import Between, Equals, In, Not, Predicate, Prefix
+from headrace.wire.sdk.subscribe import Subscribe
 
 CLIENT = bytes.fromhex("5f3c0a10b1e24d7780c1a201")
 KEY = b"mill stone"
@@ -56,15 +56,31 @@ GOLDEN = [
     Golden("sdk", "sub", Subscribe({"city": Equals("Oslo"), "degrees": Between(-40.0, 0.0)})),
     Golden("sdk", "sub with extra", Subscribe({"city": Not(In(("Oslo", 7.0)))})),
     Golden("sdk", "sub withdrawing", Subscribe({})),
+    Golden("sdk", "subn", Subscribe({"city": Equals("Oslo")}, "home")),
+    Golden(
+        "sdk", "sub with alternatives", Subscribe({"city": Equals("Oslo")}, "", ({"country": Equals("NO")},))
+    ),
+    Golden("sdk", "unsubn", Subscribe({}, "home")),
     Golden("sdk", "heartbeat reply", HeartbeatReply()),
     Golden("sdk", "auth success", AuthSuccess()),
     Golden("sdk", "command error", CommandError()),
     Golden("sdk", "push", Push(1000, b"snow")),
     Golden("sdk", "push of bytes", Push(1001, b"\xff\x00\xfe")),
+    Golden("sdk", "push with names", Push(1000, b"snow", ("home", "north"))),
     Golden("sdk", "push of the original", Push(UNPLACED, b"snow")),
 ]
 
-FROM_CLIENT = ("auth", "auth with a number", "hb", "sub", "sub with extra", "sub withdrawing")
+FROM_CLIENT = (
+    "auth",
+    "auth with a number",
+    "hb",
+    "sub",
+    "sub with extra",
+    "sub withdrawing",
+    "subn",
+    "unsubn",
+    "sub with alternatives",
+)
 
 
 def reader(golden: Golden) -> Callable[[], Decoder[Any]]:
@@ -230,7 +246,7 @@ def test_an_error_names_the_byte_at_which_its_message_begins() -> None:
     assert error[2:] == (
         "command",
         "x of 1 elements",
-        "auth and its JSON, hb, or sub and pairs of name and field",
+        "auth, hb, sub, subn or unsubn, and what belongs to it",
         2 * len(good),
     )
 
@@ -471,6 +487,7 @@ PREDICATES: st.SearchStrategy[Predicate] = st.one_of(
     st.builds(In, st.lists(st.text(max_size=5) | st.floats(-9, 9), max_size=3).map(tuple)),
     st.floats(-9, 9).map(lambda low: Between(low, low + 1)),
 )
+WANTED = st.dictionaries(st.text(max_size=9), PREDICATES, min_size=1, max_size=3)
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(
         Auth,
@@ -480,11 +497,14 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         st.none() | st.integers(0, MAX_SEQUENCE),
     ),
     st.just(Heartbeat()),
-    st.builds(Subscribe, st.dictionaries(st.text(max_size=9), PREDICATES, max_size=5)),
+    st.builds(Subscribe, st.dictionaries(st.text(max_size=9), PREDICATES, max_size=5), st.text(max_size=9)),
+    st.builds(Subscribe, WANTED, st.text(max_size=9), st.lists(WANTED, max_size=3).map(tuple)),
 )
 CONNECTOR_FRAMES: st.SearchStrategy[ConnectorFrame] = st.one_of(
     st.sampled_from([HeartbeatReply(), AuthSuccess(), CommandError()]),
-    st.builds(Push, st.integers(0, MAX_SEQUENCE), PAYLOADS),
+    st.builds(
+        Push, st.integers(0, MAX_SEQUENCE), PAYLOADS, st.lists(st.text(max_size=9), max_size=3).map(tuple)
+    ),
 )
 PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
 
@@ -555,3 +575,38 @@ def test_what_is_announced_and_refused_takes_no_memory(
     make: Callable[[], Decoder[Any]], start: bytes
 ) -> None:
     assert traced_peak(make(), [start, *[bytes(60_000)] * 20]) < 100_000
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [
+        [b"subn"],
+        [b"subn", b"", b"a", b'{"use":1,"strval":""}'],
+        [b"subn", b"n" * 129, b"a", b'{"use":1,"strval":""}'],
+        [b"subn", b"\xff", b"a", b'{"use":1,"strval":""}'],
+        [b"subn", b"n", b"a"],
+        [b"unsubn"],
+        [b"unsubn", b"n", b"a"],
+        [b"sub", b"", b"or"],
+        [b"sub", b"", b"or", b"a", b'{"use":1,"strval":""}'],
+        [b"sub", b"a", b'{"use":1,"strval":""}', b"", b"or"],
+        [b"sub", *[b"a", b'{"use":1,"strval":""}', b"", b"or"] * 16, b"a", b'{"use":1,"strval":""}'],
+    ],
+)
+def test_names_and_alternatives_out_of_bounds_are_refused(elements: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        parse_command(serialize_elements(elements).partition(b"\r\n")[2])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Subscribe({"a": Equals("")}, "n" * 129),
+        Subscribe({"a": Equals("")}, "", ({},)),
+        Subscribe({}, "", ({"a": Equals("")},)),
+        Subscribe({"a": Equals("")}, "", ({"a": Equals("")},) * 16),
+    ],
+)
+def test_what_would_be_refused_is_not_sent(command: Subscribe) -> None:
+    with pytest.raises(WireError):
+        serialize(command)

@@ -5,6 +5,9 @@
         async for message in client:
             print(message.seq, message.payload)
 
+A client may have many subscriptions, each with a name: ``subscribe("near", where(…))``; then ``message.subs`` says
+which of them a message satisfies.
+
 Strategy: a :class:`~headrace.client.reconnect.Failover` keeps the way to the hub open. Each connection says who this
 is, after which message to go on, and what is subscribed; from then on pushes come. They wait here for the consumer, up
 to a bound; past it nothing is read, so that they wait in the hub. A connection that is lost while the buffer is full is
@@ -25,13 +28,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, ClassVar, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Self, TypeAlias, Unpack
 
 from headrace.client.base import Client, parse_url
-from headrace.client.conditions import Condition, where
+from headrace.client.conditions import AnyConditions, Condition, alternatives_of, where
 from headrace.client.identity import Identity
 from headrace.client.reconnect import Failover
-from headrace.client.sdk.connection import Predicates, Pulse, SdkConnection
+from headrace.client.sdk.connection import Pulse, SdkConnection, subscribe_command
 from headrace.client.staleness import Staleness
 from headrace.client.stats import SdkStats
 from headrace.client.tls import RenewedContext, TlsOptions, client_tls
@@ -45,7 +48,8 @@ from headrace.errors import (
     WireError,
 )
 from headrace.message import MAX_SEQUENCE, Message
-from headrace.wire.sdk.commands import UNPLACED, Push, Subscribe, serialize
+from headrace.wire.sdk.commands import UNPLACED, Push, serialize
+from headrace.wire.sdk.predicate import Alternatives
 
 _MESSAGE_COST: Final = 256
 """What a waiting message takes beside its payload, about."""
@@ -54,6 +58,9 @@ _BATCH: Final = 512
 """Messages that are taken from those that wait at a time."""
 
 logger = logging.getLogger("headrace.client")
+
+Wanted: TypeAlias = Mapping[str, Condition] | AnyConditions
+"""Conditions, or alternatives of them."""
 
 
 class SdkOptions(TlsOptions, total=False):
@@ -134,7 +141,8 @@ class SdkClient(Client):
         )
         super().__init__(self._failover, timeout)
         self._subscribing = asyncio.Lock()
-        self._predicates: Predicates | None = None
+        self._wanted: dict[str, Alternatives] = {}
+        """What each connection subscribes, by name; no alternatives withdraw."""
         self._last = None if from_seq is None else max(0, from_seq - 1)
         self._stale = Staleness()
         self._taking = asyncio.Lock()
@@ -166,24 +174,35 @@ class SdkClient(Client):
         """The number after the last message received: the ``from_seq`` with which another client goes on from here."""
         return None if self._last is None else self._last + 1
 
-    async def subscribe(self, conditions: Mapping[str, Condition]) -> None:
+    async def subscribe(self, first: str | Wanted, second: Wanted | None = None, /) -> None:
         """Receive what satisfies these conditions (see :func:`headrace.where`), instead of those subscribed before.
+
+        ``subscribe("name", conditions)`` adds a subscription beside others, or replaces the one of that name. What
+        satisfies several comes once, and its ``subs`` are their names.
 
         Returns once the hub has accepted it; :class:`~headrace.errors.RefusedError` if it has not. When a full buffer
         keeps the answer from being read, it returns at once, and the iteration raises a refusal. If it is cancelled
         while it waits, the subscription may have changed or not.
         """
-        predicates = where(conditions)
-        if not predicates:
+        name, conditions = (first, second) if isinstance(first, str) else ("", first)
+        if conditions is None or (name == "" and isinstance(first, str)):
+            raise UsageError("a subscription is conditions, or a name that is not empty and conditions")
+        wanted = alternatives_of(conditions)
+        if not wanted:
             raise UsageError(
                 "a subscription names an attribute at least; `unsubscribe()` ends one,"
                 " and the backbone (fyrehose://) delivers everything"
             )
-        await self._subscribe(predicates)
+        await self._subscribe(name, wanted)
 
-    async def unsubscribe(self) -> None:
-        """Withdraw the subscription. Messages that are on their way may still come."""
-        await self._subscribe({})
+    async def unsubscribe(self, name: str = "", /) -> None:
+        """Withdraw the subscription of a name, or the unnamed one. Messages that are on their way may still come."""
+        await self._subscribe(name, ())
+
+    @property
+    def subscriptions(self) -> Mapping[str, AnyConditions]:
+        """What this client has subscribed, by name; the unnamed subscription's name is empty."""
+        return {name: AnyConditions(map(where, wanted)) for name, wanted in self._wanted.items() if wanted}
 
     def __aiter__(self) -> AsyncIterator[Message]:
         self._failover.check()
@@ -214,8 +233,8 @@ class SdkClient(Client):
         try:
             await connection.open(self._tls)
             await connection.authenticate(self._identity.claim(self._last))
-            if self._predicates is not None:
-                await connection.subscribe(self._predicates)
+            if self._wanted:
+                await connection.subscribe(self._wanted)
         except BaseException:
             connection.abort()
             raise
@@ -234,31 +253,41 @@ class SdkClient(Client):
             self._stale.progress()
         self.stats.received += 1
         self.stats.received_bytes += len(push.payload)
-        self._waiting.put(Message(push.seq, push.payload))
+        self._waiting.put(Message(push.seq, push.payload, subs=push.subs))
         if self._waiting.full:
             connection.read(False)
 
-    async def _subscribe(self, predicates: Predicates) -> None:
+    async def _subscribe(self, name: str, wanted: Alternatives) -> None:
         self._failover.check()
         try:
-            serialize(Subscribe(predicates))
+            serialize(subscribe_command(name, wanted))
         except WireError as error:
             raise UsageError(f"a subscription that cannot be sent: {error}") from None
         async with self._subscribing:
-            before, self._predicates = self._predicates, predicates
+            before = self._wanted.get(name)
+            self._wanted[name] = wanted
             while True:
                 connection = await self._failover.connection()
-                if connection.subscribed is predicates:
-                    return
+                if connection.subscribed.get(name) is wanted:
+                    break
                 try:
-                    await connection.subscribe(predicates)
+                    await connection.subscribe({name: wanted})
                 except RefusedError:
-                    self._predicates = before
+                    self._forget(name, before)
                     raise
                 except UnreachableError:
                     # The next connection subscribes before anybody gets it.
                     continue
-                return
+                break
+            if name and not wanted:
+                # The hub knows: later connections need not say it again.
+                self._forget(name, None)
+
+    def _forget(self, name: str, before: Alternatives | None) -> None:
+        if before is None:
+            self._wanted.pop(name, None)
+        else:
+            self._wanted[name] = before
 
     async def _take(self) -> Sequence[Message]:
         # Yield once per batch, and before anything is taken: a task that is cancelled here loses nothing.

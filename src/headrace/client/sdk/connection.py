@@ -29,10 +29,10 @@ from headrace.wire.sdk.commands import (
     Heartbeat,
     HeartbeatReply,
     Push,
-    Subscribe,
     serialize,
 )
-from headrace.wire.sdk.predicate import Predicate
+from headrace.wire.sdk.predicate import Alternatives
+from headrace.wire.sdk.subscribe import Subscribe
 
 _MOST_UNANSWERED: Final = 256
 """Heartbeats that may wait for an answer; more are not sent. They wait only while nothing is read."""
@@ -42,7 +42,10 @@ _WITHDRAW_SECONDS: Final = 2.0
 
 _CLOSED: Final = "the client closed the connection"
 
-Predicates = Mapping[str, Predicate]
+
+def subscribe_command(name: str, wanted: Alternatives) -> Subscribe:
+    """The command that makes this one subscription; without alternatives, that withdraws it."""
+    return Subscribe(wanted[0], name, wanted[1:]) if wanted else Subscribe({}, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,8 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
     ) -> None:
         """``on_refusal`` is called with a refusal for whose answer nobody waits any more."""
         super().__init__(address, on_lost)
-        self.subscribed: Predicates | None = None
-        """What was last subscribed here."""
+        self.subscribed: dict[str, Alternatives] = {}
+        """What was last subscribed here, by name."""
         self._withdraws = withdraws
         self._on_push = on_push
         self._on_refusal = on_refusal
@@ -95,13 +98,13 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
         self._last_heard = self._loop.time()
         self._beat = self._loop.call_later(self._pulse.interval, self._keep_alive)
 
-    async def subscribe(self, predicates: Predicates) -> None:
-        """Subscribe; return once that is accepted, or at once while nothing is read and so nobody can know.
+    async def subscribe(self, wanted: Mapping[str, Alternatives]) -> None:
+        """Subscribe by name; return once that is accepted, or at once while nothing is read and so nobody can know.
 
         :class:`~headrace.errors.UnreachableError` if the connection was lost first.
         """
-        self.subscribed = predicates
-        await self._ask("sub", Subscribe(predicates), Heartbeat())
+        self.subscribed.update(wanted)
+        await self._ask("sub", *map(subscribe_command, wanted, wanted.values()), Heartbeat())
 
     def read(self, wanted: bool, /) -> None:
         """Go on reading, or leave the rest with the hub."""
@@ -119,14 +122,14 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
     async def close(self, deadline: float) -> None:
         """Close at once, or once the hub has heard that the subscription is withdrawn, if it is."""
         self._end(_CLOSED)
-        if self._withdraws and self.subscribed:
+        if self._withdraws and any(self.subscribed.values()):
             await super().close(min(deadline, self._loop.time() + _WITHDRAW_SECONDS))
         else:
             self.abort()
 
     def say_farewell(self) -> None:
-        """Withdraw the subscription."""
-        self._send(Subscribe({}))
+        """Withdraw the subscriptions."""
+        self._send(*(Subscribe({}, name) for name, wanted in self.subscribed.items() if wanted))
 
     def abort(self) -> None:
         """Close at once."""

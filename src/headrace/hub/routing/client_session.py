@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from headrace.hub.cursor import NOWHERE, Cursor
-from headrace.hub.routing.subscriptions import Fields
+from headrace.hub.routing.subscriptions import Named
 from headrace.message import MAX_SEQUENCE, Batch
 
 NOTHING: Final = MAX_SEQUENCE
@@ -31,12 +31,17 @@ ReadableRows: TypeAlias = Callable[[Batch, list[int]], list[int]]
 """Returns those of some rows of a batch that a client may read."""
 
 
+Rows: TypeAlias = dict[int, tuple[str, ...]]
+"""The places in a batch of the messages that are for a client, in order, and the names of the named subscriptions that
+each satisfies."""
+
+
 class FoundRows(NamedTuple):
-    """Batches of the log, and the places of the messages in each that are for a client."""
+    """Batches of the log, and what in each is for a client."""
 
     first: int
     last: int
-    batches: list[tuple[Batch, list[int]]]
+    batches: list[tuple[Batch, Rows]]
 
 
 class ClientOutlet(Protocol):
@@ -143,8 +148,8 @@ class ClientSession:
     """One connected client; made by :meth:`~headrace.hub.routing.connector.Connector.join`."""
 
     __slots__ = (
-        "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "place", "placed", "reads", "says",
-        "wants",
+        "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "pending_parts", "place", "placed",
+        "reads", "says", "wants",
     )  # fmt: skip
 
     def __init__(
@@ -167,8 +172,8 @@ class ClientSession:
         """Resume point for the first subscription; ``None`` once subscribed."""
         self.placed = True
         """Whether the state here is as new as the session: only then does it say what the client wants."""
-        self.says: Fields | None = None
-        """Fields the client subscribed that equal those in the state, to be compared again once ``placed``."""
+        self.says: Named = {}
+        """What the client subscribed that equals the state, to be compared again once ``placed``."""
         self.wants = False
         """Whether it has a subscription."""
         self.place: Cursor[FoundRows] = Cursor()
@@ -179,7 +184,9 @@ class ClientSession:
         """The message after which a path may be relied on: its matcher has the client's subscription since."""
         self.path: MatcherPath | None = None
         self.pending = 0
-        """Changes of its subscription that are on their way to the log."""
+        """Changes of its subscriptions that are on their way to the log."""
+        self.pending_parts = 0
+        """Alternatives that these changes may add."""
 
     @property
     def cursor(self) -> int | None:
@@ -222,6 +229,7 @@ class ClientSession:
         path = self.path
         if (
             self.reads is not None
+            or self.pending
             or path is None
             or self.cursor is None
             or self.cursor < max(path.begins, self.floor + 1)

@@ -25,19 +25,21 @@ from headrace.hub.routing.client_session import (
 )
 from headrace.hub.routing.session_feed import Read, SessionFeed
 from headrace.hub.routing.subscriptions import (
+    MAX_PARTS,
     Fields,
-    Predicates,
     SubscriptionChange,
     Subscriptions,
     alive,
+    change,
     expire,
     move,
+    replace,
     serialize_fields,
-    subscribe,
 )
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
+from headrace.wire.sdk.predicate import Alternatives
 
 EXPIRED_A_TICK: Final = 1000
 """Subscriptions that expire in one tick; the rest follow in the next."""
@@ -68,12 +70,13 @@ class Connector:
         """Set when the hub stops: nothing more is written to the log."""
         self._hub = hub
         self._subscriptions = subscriptions
-        self._feeding = SessionFeed(hub, self.sessions, read)
+        self._feeding = SessionFeed(hub, self.sessions, read, subscriptions.find_part)
         self._keep_seconds = keep_seconds
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
         self._replay = replay
-        self._pending = 0
+        self._pending_parts = 0
+        """Alternatives that changes on their way to the log may add."""
         self._head_query = _HeadQuery(hub, connector_id, self._placed)
         self._now = 0.0
         self._away = {client: self._now for client, kept in subscriptions if kept.connector == connector_id}
@@ -116,31 +119,46 @@ class Connector:
             return
         if session.guest:
             if session.client in self._subscriptions or session.pending:
-                self._submit(None, subscribe(session.client, self.id, {}))
+                self._submit(None, replace(session.client, self.id, {}))
         elif session.pending or self._is_here(session.client):
             self._away[session.client] = self._now
 
-    def subscribe(self, session: ClientSession, predicates: Predicates) -> None:
-        """Replace a client's subscription; no predicates at all withdraw it. Raises past a limit."""
-        if len(predicates) > self._max_predicates:
-            raise LimitError(
-                "sdk", "attributes (matching.max_predicates)", len(predicates), self._max_predicates
-            )
-        kept = self._subscriptions.get(session.client)
-        fields = serialize_fields(predicates)
-        if not session.pending and self._is_kept(session.client, fields):
+    def subscribe(self, session: ClientSession, alternatives: Alternatives, name: str = "") -> None:
+        """Replace one of a client's subscriptions; no alternatives at all withdraw it. Raises past a limit."""
+        most = max(map(len, alternatives), default=0)
+        if most > self._max_predicates:
+            raise LimitError("sdk", "attributes (matching.max_predicates)", most, self._max_predicates)
+        wanted = list(map(serialize_fields, alternatives))
+        if not session.pending and self._is_kept(session.client, name, wanted):
             # Clients that reconnect subscribe again: nothing changes.
             if not session.placed:
-                session.says = fields
+                session.says[name] = wanted
                 self._head_query.ask(session)
             return
-        if fields and kept is None and len(self._subscriptions) + self._pending >= self._max_subscriptions:
-            count = len(self._subscriptions) + self._pending + 1
+        more = self.more_parts(session.client, name, len(wanted))
+        count = len(self._subscriptions) + self._pending_parts + more
+        if more > 0 and count > self._max_subscriptions:
             raise LimitError(
                 "sdk", "subscriptions (matching.max_subscriptions)", count, self._max_subscriptions
             )
-        session.says = None
-        self._submit(session, subscribe(session.client, self.id, fields))
+        count = self.parts(session) + more
+        if more > 0 and count > MAX_PARTS:
+            raise LimitError("sdk", "alternatives of all subscriptions of a client", count, MAX_PARTS)
+        session.says.pop(name, None)
+        if self.relying and session.fall_back(self._hub.log.head):
+            # A push may name a part that the state here does not know yet.
+            self._feeding.fell_behind(session)
+        self._submit(session, change(session.client, self.id, {name: wanted}), max(more, 0))
+
+    def parts(self, session: ClientSession) -> int:
+        """The number of places in the index that a client's subscriptions take, or soon may."""
+        kept = self._subscriptions.get(session.client)
+        return session.pending_parts + (0 if kept is None else len(kept.parts(session.client)))
+
+    def more_parts(self, client: bytes, name: str, alternatives: int) -> int:
+        """How many places more a client's subscriptions would take if this one had so many alternatives."""
+        kept = self._subscriptions.get(client)
+        return alternatives - (0 if kept is None else len(kept.named.get(name, ())))
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
         """Push what this process's matcher found to live sessions."""
@@ -194,12 +212,12 @@ class Connector:
         kept = self._subscriptions.get(client)
         return kept is not None and kept.connector == self.id
 
-    def _is_kept(self, client: bytes, fields: Fields) -> bool:
-        """Whether the state has just this subscription for the client, at this connector."""
+    def _is_kept(self, client: bytes, name: str, wanted: list[Fields]) -> bool:
+        """Whether the state has just this subscription of the client, at this connector."""
         kept = self._subscriptions.get(client)
         if kept is None:
-            return not fields
-        return kept.connector == self.id and kept.fields == fields
+            return not wanted
+        return kept.connector == self.id and kept.named.get(name, []) == wanted
 
     def _enter(self, session: ClientSession, cursor: int) -> None:
         """Continue a client's subscription, if it has one, from ``cursor`` or from where it asked to resume."""
@@ -208,7 +226,7 @@ class Connector:
         if kept is None or session.wants:
             return
         if client in self._expiring:
-            self._submit(session, subscribe(client, self.id, kept.fields))
+            self._submit(session, replace(client, self.id, kept.named))
         elif kept.connector != self.id:
             self._submit(session, move(client, self.id))
         elif session.placed:
@@ -229,9 +247,10 @@ class Connector:
             self._moved(session)
             return
         self._enter(session, written.last + 1)
-        fields, session.says = session.says, None
-        if fields is not None and not session.pending and not self._is_kept(client, fields):
-            self._submit(session, subscribe(client, self.id, fields))
+        said, session.says = session.says, {}
+        changed = {name: wanted for name, wanted in said.items() if not self._is_kept(client, name, wanted)}
+        if changed and not session.pending:
+            self._submit(session, change(client, self.id, changed))
 
     def _moved(self, session: ClientSession) -> None:
         session.outlet.part("moved", f"client {session.client.hex()} has connected elsewhere")
@@ -244,19 +263,22 @@ class Connector:
         self._hub.counters.add("subscriptions_expired")
         self._hub.submit(expire(client, op), done)
 
-    def _submit(self, session: ClientSession | None, change: Batch) -> None:
+    def _submit(self, session: ClientSession | None, change: Batch, more_parts: int = 0) -> None:
         def done(outcome: Batch | StorageError) -> None:
-            self._pending -= 1
+            self._pending_parts -= more_parts
             if session is not None:
                 session.pending -= 1
+                session.pending_parts -= more_parts
                 if isinstance(outcome, StorageError):
                     session.outlet.part("storage", str(outcome))
                 else:
                     self._placed(session, outcome)
+                    self._feeding.pump(session)
 
-        self._pending += 1
+        self._pending_parts += more_parts
         if session is not None:
             session.pending += 1
+            session.pending_parts += more_parts
         self._hub.submit(change, done)
 
     def _follow(self, change: SubscriptionChange) -> None:
@@ -278,6 +300,8 @@ class Connector:
             self._moved(session)
         elif not session.wants:
             self._begin(session, new.seq + 1)
+        elif not change.same_fields:
+            session.floor = max(session.floor, new.seq)
 
     def _begin(self, session: ClientSession, cursor: int) -> None:
         after, session.after = session.after, None

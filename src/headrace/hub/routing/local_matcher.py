@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from headrace.errors import LimitError
-from headrace.hub.routing.subscriptions import Subscription, SubscriptionChange, Subscriptions
+from headrace.hub.routing.client_session import Rows
+from headrace.hub.routing.subscriptions import Part, Subscription, SubscriptionChange, Subscriptions
 from headrace.matching import Matcher, Matches
 from headrace.message import Batch
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, MatcherPush, msg_id
@@ -56,9 +57,14 @@ class LocalMatcher:
         for begin, matches in self.matcher.pieces(batch):
             yield batch.slice(begin, begin + len(matches)), matches
 
-    def rows(self, client: bytes, batch: Batch) -> list[int]:
+    def rows(self, client: bytes, batch: Batch) -> Rows:
         """The places of the messages in a batch that are for one client; for any thread."""
-        found: list[int] = np.flatnonzero(self.matcher.matches(client, batch)).tolist()
+        kept = self._subscriptions.get(client)
+        parts = {} if kept is None else kept.parts(client)
+        matches = self.matcher.match_some(parts, batch)
+        found: Rows = {}
+        for row in np.flatnonzero(np.diff(matches.offsets)).tolist():
+            add_row(found, row, *(parts[part].name for part in matches[row]))
         return found
 
     def sort_out(self) -> Iterator[None]:
@@ -68,46 +74,68 @@ class LocalMatcher:
             if subscription is None:
                 continue  # It was withdrawn meanwhile, here as well.
             wanted = self._wanted(client, subscription)
-            if wanted and client not in self.matcher:
-                self._subscribe(client, subscription)
-            elif not wanted and client in self.matcher:
-                self.matcher.withdraw(client)
+            for part, each in subscription.parts(client).items():
+                if wanted and part not in self.matcher:
+                    self._subscribe(part, each)
+                elif not wanted:
+                    self.matcher.withdraw(part)
             if place % STEP == STEP - 1:
                 yield
 
     def _follow(self, change: SubscriptionChange) -> None:
-        client, _, new = change
-        if new is None or not self._wanted(client, new):
-            self.matcher.withdraw(client)
-        elif not (change.same_fields and client in self.matcher):
-            self._subscribe(client, new)
+        client, old, new = change
+        before = {} if old is None else old.parts(client)
+        after = {} if new is None or not self._wanted(client, new) else new.parts(client)
+        for part in before.keys() - after.keys():
+            self.matcher.withdraw(part)
+        for part, each in after.items():
+            if before.get(part) != each or part not in self.matcher:
+                self._subscribe(part, each)
 
-    def _subscribe(self, client: bytes, subscription: Subscription) -> None:
+    def _subscribe(self, part: bytes, each: Part) -> None:
         if self.unready:
             return
         try:
-            self.matcher.subscribe(client, subscription.predicates)
+            self.matcher.subscribe(part, each.predicates)
         except LimitError as error:
-            self.matcher.withdraw(client)
-            logger.error("the subscription of %s is not matched: %s", client.hex(), error)
+            self.matcher.withdraw(part)
+            logger.error("the subscription %s is not matched: %s", part.hex(), error)
+
+
+def add_row(rows: Rows, row: int, *names: str) -> None:
+    """Note that a message is for a client, by subscriptions with these names; the unnamed one's is left out."""
+    rows[row] = tuple(sorted({*rows.get(row, ()), *filter(None, names)}))
+
+
+def clients_of(matches: Matches, subscriptions: Subscriptions) -> Matches:
+    """The clients of matched parts, each once a message."""
+    if not subscriptions.has_parts:
+        return matches
+    found = [{subscriptions.find_part(part)[0] for part in matches[row]} for row in range(len(matches))]
+    offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    clients = b"".join(client for each in found for client in sorted(each))
+    return Matches(offsets, np.frombuffer(clients, np.uint8).reshape(-1, CLIENT_ID_BYTES))
 
 
 def pushes(
     batch: Batch, matches: Matches, subscriptions: Subscriptions, *, without: bytes | None
 ) -> Iterator[MatcherPush]:
-    """The pushes of a matched batch, in order; clients of the connector ``without`` are left out."""
+    """The pushes of a matched batch, in order; clients of the connector ``without`` are left out.
+
+    A push names parts, of which the connector knows the clients.
+    """
     if not len(matches.clients):
         return
-    get = subscriptions.get
+    get, find_part = subscriptions.get, subscriptions.find_part
     ids = matches.clients.tobytes()
     nodes = _nodes(batch)
     for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
         routes = []
         for at in range(begin, end, CLIENT_ID_BYTES):
-            client = ids[at : at + CLIENT_ID_BYTES]
-            kept = get(client)
+            part = ids[at : at + CLIENT_ID_BYTES]
+            kept = get(find_part(part)[0])
             if kept is not None and kept.connector != without:
-                routes.append(client + kept.connector)
+                routes.append(part + kept.connector)
         if routes:
             yield MatcherPush(msg_id(batch.first + row, nodes[row]), batch.run[row], b"".join(routes))
 

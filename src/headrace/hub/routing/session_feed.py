@@ -13,15 +13,19 @@ from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import LimitError, StorageError, TrimmedError
 from headrace.hub.cursor import EncodedCache, cut_off_reason
-from headrace.hub.routing.client_session import ClientSession, FoundRows, PushSource
+from headrace.hub.routing.client_session import ClientSession, FoundRows, PushSource, Rows
+from headrace.hub.routing.local_matcher import add_row
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, seq_of
 from headrace.wire.sdk import commands as sdk
 
-Found: TypeAlias = list[tuple[Batch, list[int]]]
-"""Batches of the log, and the places of the messages in each that are for a client."""
+Found: TypeAlias = list[tuple[Batch, Rows]]
+"""Batches of the log, and what in each is for a client."""
+
+FindPart: TypeAlias = Callable[[bytes], tuple[bytes, str]]
+"""Returns the client that a matcher's find is for, and the name of the subscription."""
 
 Then: TypeAlias = Callable[[Found | StorageError], None]
 Read: TypeAlias = Callable[[bytes, int, int, Then], None]
@@ -52,9 +56,12 @@ def _push_frames(batches: Sequence[Batch]) -> PushFrames:
 class SessionFeed:
     """Sends the sessions of a connector what is for them."""
 
-    def __init__(self, hub: Hub, sessions: Mapping[bytes, ClientSession], read: Read) -> None:
+    def __init__(
+        self, hub: Hub, sessions: Mapping[bytes, ClientSession], read: Read, find_part: FindPart
+    ) -> None:
         self._hub = hub
         self._sessions = sessions
+        self._find_part = find_part
         self._read = read
         self._delivered = hub.counters.counter("delivered", door="sdk")
         self._repeats = hub.counters.counter("repeats", door="sdk")
@@ -77,15 +84,15 @@ class SessionFeed:
         """Push what this process's matcher found to live sessions."""
         if matches is not None and len(matches.clients) and self._sessions:
             for session, rows in self._concerned(matches).items():
-                session_rows = [row for row in rows if batch.first + row > session.last]
-                self._repeats.value += len(rows) - len(session_rows)
-                if session_rows:
-                    self._push(session, batch, session_rows)
+                fresh = _fresh(session, batch, rows)
+                self._repeats.value += len(rows) - len(fresh)
+                if fresh:
+                    self._push(session, batch, fresh)
 
     def pushed(
-        self, source: PushSource, msg_id: bytes, payload: bytes, clients: Iterable[bytes], *, relying: bool
+        self, source: PushSource, msg_id: bytes, payload: bytes, parts: Iterable[bytes], *, relying: bool
     ) -> None:
-        """Push what a dispatcher brings to the clients it names.
+        """Push what a dispatcher brings to the clients whose ids, or parts, it names.
 
         A client with a subscription is fed by its own path alone, or by the log: another source may be ahead of that.
         A client without one gets what is pushed, unless it is ``relying`` on matchers elsewhere: then it gets it once
@@ -96,11 +103,14 @@ class SessionFeed:
         if seq is not None:
             source.seen = max(source.seen, seq)
         frame: bytes | None = None
-        for client in clients:
-            session = self._sessions.get(client)
+        concerned: dict[ClientSession, Rows] = {}
+        for part in parts:
+            session, name = self._session_of(part)
             if session is None:
                 self._hub.counters.add("absent", door="sdk")
-                continue
+            else:
+                add_row(concerned.setdefault(session, {}), 0, name)
+        for session, rows in concerned.items():
             if seq is not None and seq <= session.last:
                 self._repeats.value += 1
                 continue
@@ -117,10 +127,11 @@ class SessionFeed:
                 frame = self._encode(seq, payload, msg_id)
                 if frame is None:
                     return
+            named = sdk.name_push(frame, rows[0]) if rows[0] else frame
             if seq is not None:
-                self._sent(session, [seq], [frame])
+                self._sent(session, [seq], [named])
             elif session.outlet.room > 0:
-                session.outlet.send(frame)
+                session.outlet.send(named)
                 self._delivered.value += 1
             else:
                 self._hub.counters.report_foreign("undeliverable", msg_id, "a client is full", door="sdk")
@@ -144,19 +155,35 @@ class SessionFeed:
         if wanted is not None:
             self._read(session.client, *wanted, lambda outcome: self._was_read(session, outcome))
 
-    def _concerned(self, matches: Matches) -> dict[ClientSession, list[int]]:
-        """The places in the batch of each live session's messages."""
-        sessions, found = self._sessions, dict[ClientSession, list[int]]()
+    def _concerned(self, matches: Matches) -> dict[ClientSession, Rows]:
+        """What in the batch is for each live session."""
+        found: dict[ClientSession, Rows] = {}
         ids = matches.clients.tobytes()
         for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
             for at in range(begin, end, CLIENT_ID_BYTES):
-                session = sessions.get(ids[at : at + CLIENT_ID_BYTES])
-                if session is not None and session.live:
-                    found.setdefault(session, []).append(row)
+                session, name = self._session_of(ids[at : at + CLIENT_ID_BYTES])
+                if session is None or not session.live:
+                    continue
+                rows = found.setdefault(session, {})
+                if name:
+                    add_row(rows, row, name)
+                else:
+                    rows.setdefault(row, ())
         return found
 
-    def _push(self, session: ClientSession, batch: Batch, rows: list[int]) -> None:
-        frames = self._frames(batch, rows)
+    def _session_of(self, part: bytes) -> tuple[ClientSession | None, str]:
+        """The session that a matcher's find is for, and the name of the subscription."""
+        session = self._sessions.get(part)
+        if session is not None:
+            return session, ""
+        client, name = self._find_part(part)
+        return self._sessions.get(client), name
+
+    def _push(self, session: ClientSession, batch: Batch, rows: Rows) -> None:
+        frames = [
+            (seq, sdk.name_push(frame, names) if (names := rows[seq - batch.first]) else frame)
+            for seq, frame in self._frames(batch, rows)
+        ]
         self._sent(session, [seq for seq, _ in frames], [frame for _, frame in frames])
 
     def _sent(self, session: ClientSession, seqs: list[int], frames: list[bytes]) -> None:
@@ -209,11 +236,11 @@ class SessionFeed:
                 return
         self.pump(session)
 
-    def _feed(self, session: ClientSession, batch: Batch, rows: list[int]) -> bool:
+    def _feed(self, session: ClientSession, batch: Batch, rows: Rows) -> bool:
         """Send a session its messages of a batch from the log; ``False`` if there is no room for all."""
-        fresh = [row for row in rows if batch.first + row > session.last]
+        fresh = _fresh(session, batch, rows)
         if fresh and session.reads is not None:
-            fresh = session.reads(batch, fresh)
+            fresh = {row: fresh[row] for row in session.reads(batch, list(fresh))}
         if fresh:
             session.cursor = None
             self._push(session, batch, fresh)
@@ -227,3 +254,8 @@ class SessionFeed:
         lost = error.oldest - 1 if isinstance(error, TrimmedError) else self._hub.log.head
         self._hub.counters.report("undeliverable", first, lost, str(error), door="sdk")
         session.outlet.part(cut_off_reason(error), str(error))
+
+
+def _fresh(session: ClientSession, batch: Batch, rows: Rows) -> Rows:
+    """What the session has not been sent."""
+    return {row: names for row, names in rows.items() if batch.first + row > session.last}

@@ -1,37 +1,50 @@
 """Content subscriptions, kept as a part of the hub's state.
 
 They are in the log, so that a restarted hub, a frontend, a matcher elsewhere and a cluster node with the same log have
-the same subscriptions, and each change has one place in the sequence: it counts from the next message on. The entries:
+the same subscriptions, and each change has one place in the sequence: it counts from the next message on. A client has
+the document's one subscription, whose name is empty, and named ones. Each is a list of alternatives; a message
+satisfies it when it satisfies all fields of one of them. The entries:
 
 - ``subscription/CLIENT``: ``{"connector": ID, "fields": {NAME: FIELD, …}}``: the client, at this connector, wants what
-  satisfies all of these fields (each the JSON that the client sent) instead of what it wanted before; no fields at all
-  withdraw;
-- ``{"connector": ID}``: the client is at this connector now, its subscription unchanged;
-- ``{"expired": OP}``: withdrawn, if nothing has changed since the entry at ``OP``: the client was away for too long;
+  satisfies all of these fields (each the JSON that the client sent) instead of what its unnamed subscription asked for;
+  no fields at all withdraw that;
+- ``{"connector": ID, "named": {SUBSCRIPTION: [{NAME: FIELD, …}, …], …}}``: the same for each of these subscriptions and
+  its alternatives; none withdraw one;
+- ``{"connector": ID, "named": …, "only": true}``: the client has these subscriptions and no others;
+- ``{"connector": ID}``: the client is at this connector now, its subscriptions unchanged;
+- ``{"expired": OP}``: all are withdrawn if nothing has changed since the entry at ``OP``: the client was away too long;
 - ``subscription/``: ``{"connector": ID}``: a sign of life of this connector.
 
 ``CLIENT`` is the client's id in hex. Fields are kept here as text; a matcher has an index of its own, which follows
 each change (:attr:`Subscriptions.observers`).
+
+**Parts.** To a matcher every alternative is a subscription of its own, which it knows by 12 bytes, like a client. The
+only alternative of an unnamed subscription is known by the client's id, as in the document; any other by a hash of the
+client, the name and the alternative's place. Whoever has the state knows from it which client a part belongs to.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from headrace.errors import WireError
+from headrace.errors import LimitError, MalformedError, WireError
 from headrace.hub.state import entry
 from headrace.log.snapshot_pieces import rows
 from headrace.message import Batch
 from headrace.wire.attribute.items import sized
-from headrace.wire.attribute.messages import NODE_ID_BYTES
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES
 from headrace.wire.link.message import SUBSCRIPTIONS
 from headrace.wire.sdk.auth import client_id_text, parse_client_id
-from headrace.wire.sdk.predicate import Predicate, parse_field, serialize_field
+from headrace.wire.sdk.predicate import Predicate, Predicates, parse_field, serialize_field
+from headrace.wire.sdk.subscribe import MAX_ALTERNATIVES, serialize_subscription_name
 
 PART: Final = "subscription"
 
@@ -42,25 +55,21 @@ MAX_TABLE_BYTES: Final = 1 << 20
 Fields: TypeAlias = dict[str, str]
 """The field JSON of each attribute that a subscription names."""
 
-Predicates: TypeAlias = Mapping[str, Predicate]
+Named: TypeAlias = dict[str, list[Fields]]
+"""The alternatives of each of a client's subscriptions, by name; the unnamed one's name is empty."""
+
+MAX_PARTS: Final = 1024
+"""Alternatives of all subscriptions of one client. This is no setting: the state would depend on more than the log."""
 
 logger = logging.getLogger("headrace")
 
 
-class Subscription(NamedTuple):
-    """A client's connector, the entry that last changed the subscription, and its fields."""
+class Part(NamedTuple):
+    """One alternative of a subscription: the matcher's unit."""
 
-    connector: bytes
-    seq: int
-    """The message that the entry stands after."""
-    op: int
-    """The entry's own position in the log, by which it is told apart from others after the same message."""
-    packed: bytes
-
-    @property
-    def fields(self) -> Fields:
-        """The fields as the client sent them."""
-        return msgspec.json.decode(self.packed, type=Fields)
+    name: str
+    """The subscription's name."""
+    fields: Fields
 
     @property
     def predicates(self) -> dict[str, Predicate]:
@@ -68,8 +77,34 @@ class Subscription(NamedTuple):
         return parse_fields(self.fields)
 
 
+class Subscription(NamedTuple):
+    """A client's connector, the entry that last changed its subscriptions, and what they are."""
+
+    connector: bytes
+    seq: int
+    """The message that the entry stands after."""
+    op: int
+    """The entry's own position in the log, by which it is told apart from others after the same message."""
+    packed: bytes
+    """The fields of an unnamed subscription, as JSON, or pairs of a name and alternatives."""
+
+    @property
+    def named(self) -> Named:
+        """The client's subscriptions."""
+        return _unpack(self.packed)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is only an unnamed subscription without alternatives."""
+        return self.packed.startswith(b"{")
+
+    def parts(self, client: bytes) -> dict[bytes, Part]:
+        """The parts by the ids that matchers know them by."""
+        return _parts(client, self.named)
+
+
 class SubscriptionChange(NamedTuple):
-    """A client's subscription as it was and as it is; ``None`` where there is none."""
+    """A client's subscriptions as they were and as they are; ``None`` where there are none."""
 
     client: bytes
     old: Subscription | None
@@ -96,9 +131,13 @@ class Subscriptions:
         """Called with each connector that gives a sign of life."""
         self._kept: dict[bytes, Subscription] = {}
         self._ids: dict[bytes, bytes] = {}
+        self._parts: dict[bytes, tuple[bytes, str]] = {}
+        """The client and the name of each part, for clients that have more than an unnamed subscription."""
+        self._plain = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        """The number of parts: each takes a place in the index."""
+        return self._plain + len(self._parts)
 
     def __contains__(self, client: object) -> bool:
         return client in self._kept
@@ -111,8 +150,17 @@ class Subscriptions:
         return self._kept.keys()
 
     def get(self, client: bytes) -> Subscription | None:
-        """A client's subscription."""
+        """A client's subscriptions."""
         return self._kept.get(client)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether any client has more than an unnamed subscription without alternatives."""
+        return bool(self._parts)
+
+    def find_part(self, part: bytes) -> tuple[bytes, str]:
+        """The client that a matcher's find is for, and the subscription's name."""
+        return self._parts.get(part) or (part, "")
 
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
         """Follow a ``subscription`` entry; one that makes no sense is passed over."""
@@ -120,8 +168,12 @@ class Subscriptions:
             client = parse_client_id(name) if name else b""
             order = msgspec.json.decode(payload, type=_Order)
             connector = sized("connector", order.connector.encode("ascii"), NODE_ID_BYTES)
-            if order.fields:
-                parse_fields(order.fields)
+            orders = _ordered(order)
+            old = self._kept.get(client)
+            named = orders if order.only or old is None else {**old.named, **orders}
+            parts = _parts(client, named)
+            if clash := next((part for part in parts if self._is_foreign(part, client)), None):
+                raise MalformedError("sdk", "id", clash.hex(), "not another client's")
         except (WireError, msgspec.MsgspecError, UnicodeEncodeError) as error:
             # Doors write no such entry. A log that has one must still open.
             logger.warning(
@@ -132,18 +184,14 @@ class Subscriptions:
             for hear in self.signs:
                 hear(connector)
             return
-        old = self._kept.get(client)
         if order.expired is not None:
             if old is not None and old.op == order.expired:
                 self._set(client, None)
-        elif order.fields is None:
-            if old is not None:
-                self._set(client, Subscription(self._same(connector), seq, op, old.packed))
-        elif order.fields:
-            packed = msgspec.json.encode(order.fields)
-            self._set(client, Subscription(self._same(connector), seq, op, packed))
-        else:
-            self._set(client, None)
+        elif orders or order.only:
+            packed = _pack({name: any_ for name, any_ in named.items() if any_})
+            self._set(client, Subscription(self._same(connector), seq, op, packed) if packed else None)
+        elif order.fields is None and old is not None:
+            self._set(client, Subscription(self._same(connector), seq, op, old.packed))
 
     def dump(self) -> bytes:
         """The subscriptions as a snapshot's section."""
@@ -161,18 +209,32 @@ class Subscriptions:
         self.add(msgspec.msgpack.decode(section, type=_Rows))
 
     def add(self, rows: Iterable[_Row]) -> None:
-        """Take over subscriptions: client, connector, number and position of the last change, packed fields."""
+        """Take over subscriptions: client, connector, number and position of the last change, packed form."""
         for client, connector, seq, op, packed in rows:
             self._set(client, Subscription(self._same(connector), seq, op, packed))
 
     def _set(self, client: bytes, new: Subscription | None) -> None:
         old = self._kept.pop(client, None)
+        if old is not None:
+            if old.is_plain:
+                self._plain -= 1
+            else:
+                for part in old.parts(client):
+                    del self._parts[part]
         if new is not None:
             self._kept[client] = new
+            if new.is_plain:
+                self._plain += 1
+            else:
+                self._parts.update((part, (client, each.name)) for part, each in new.parts(client).items())
         if old is not None or new is not None:
             change = SubscriptionChange(client, old, new)
             for observer in self.observers:
                 observer(change)
+
+    def _is_foreign(self, part: bytes, client: bytes) -> bool:
+        """Whether another client, or a part of another, is known by this id."""
+        return (part != client and part in self._kept) or self._parts.get(part, (client, ""))[0] != client
 
     def _same(self, connector: bytes) -> bytes:
         """One object for each id, however many clients it has."""
@@ -187,6 +249,21 @@ def parse_fields(fields: Mapping[str, str]) -> dict[str, Predicate]:
 def serialize_fields(predicates: Predicates) -> Fields:
     """Write predicates as fields."""
     return {name: serialize_field(predicate).decode() for name, predicate in predicates.items()}
+
+
+def rows_of_tables(pieces: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
+    """Turn the rows of :func:`tables` into what :meth:`Subscriptions.add` takes; a client's rows are adjacent."""
+    names = SUBSCRIPTIONS.names
+    every = (
+        row
+        for piece in pieces
+        for row in zip(*(piece.column(name).to_pylist() for name in names), strict=True)
+    )
+    for (client, connector, seq, op), parts in groupby(every, itemgetter(0, 1, 2, 3)):
+        named: Named = {}
+        for *_, name, fields in parts:
+            named.setdefault(name, []).append(dict(fields))
+        yield bytes.fromhex(client), connector.encode(), seq, op, _pack(named)
 
 
 def tables(subscriptions: Iterable[tuple[bytes, Subscription]]) -> Iterator[pa.RecordBatch]:
@@ -204,21 +281,36 @@ def tables(subscriptions: Iterable[tuple[bytes, Subscription]]) -> Iterator[pa.R
 
 
 def _table(subscriptions: Sequence[tuple[bytes, Subscription]]) -> pa.RecordBatch:
+    rows = [
+        (client.hex(), kept.connector.decode(), kept.seq, kept.op, name, list(fields.items()))
+        for client, kept in subscriptions
+        for name, alternatives in kept.named.items()
+        for fields in alternatives
+    ]
     columns = [
-        pa.array([client.hex() for client, _ in subscriptions], pa.string()),
-        pa.array([kept.connector.decode() for _, kept in subscriptions], pa.string()),
-        pa.array([kept.seq for _, kept in subscriptions], pa.int64()),
-        pa.array([kept.op for _, kept in subscriptions], pa.int64()),
-        pa.array(
-            [list(kept.fields.items()) for _, kept in subscriptions], SUBSCRIPTIONS.field("fields").type
-        ),
+        pa.array(column, each.type)
+        for column, each in zip(zip(*rows, strict=True), SUBSCRIPTIONS, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SUBSCRIPTIONS)
 
 
 def subscribe(client: bytes, connector: bytes, fields: Fields) -> Batch:
-    """The log entry that replaces a subscription; without fields, withdraws it."""
+    """The log entry that replaces a client's unnamed subscription; without fields, withdraws it."""
     return _entry(client, _Order(connector.decode(), fields))
+
+
+def change(client: bytes, connector: bytes, named: Named) -> Batch:
+    """The log entry that replaces some of a client's subscriptions; one without alternatives is withdrawn."""
+    match named:
+        case {"": ([] | [_]) as unnamed, **others} if not others:
+            return subscribe(client, connector, unnamed[0] if unnamed else {})
+        case _:
+            return _entry(client, _Order(connector.decode(), named=named))
+
+
+def replace(client: bytes, connector: bytes, named: Named) -> Batch:
+    """The log entry that replaces all of a client's subscriptions."""
+    return _entry(client, _Order(connector.decode(), named=named, only=True))
 
 
 def move(client: bytes, connector: bytes) -> Batch:
@@ -227,7 +319,7 @@ def move(client: bytes, connector: bytes) -> Batch:
 
 
 def expire(client: bytes, op: int) -> Batch:
-    """The log entry that withdraws a subscription unless it has changed since the entry at ``op``."""
+    """The log entry that withdraws a client's subscriptions unless they have changed since the entry at ``op``."""
     return _entry(client, _Order(expired=op))
 
 
@@ -244,6 +336,57 @@ class _Order(msgspec.Struct, frozen=True, omit_defaults=True):
     connector: str = " " * NODE_ID_BYTES
     fields: Fields | None = None
     expired: int | None = None
+    named: Named | None = None
+    only: bool = False
+
+
+def _ordered(order: _Order) -> Named:
+    """The subscriptions that an order replaces, checked."""
+    named = order.named or {}
+    if order.fields is not None:
+        named = {"": [order.fields] if order.fields else []}
+    for name, alternatives in named.items():
+        if name:
+            serialize_subscription_name(name)
+        if len(alternatives) > MAX_ALTERNATIVES:
+            raise LimitError("sdk", "alternatives", len(alternatives), MAX_ALTERNATIVES)
+        for fields in alternatives:
+            parse_fields(fields)
+            if not fields:
+                raise MalformedError("sdk", "alternatives", name, "each names an attribute")
+    return named
+
+
+def _parts(client: bytes, named: Named) -> dict[bytes, Part]:
+    parts = {
+        _part_id(client, name, place): Part(name, fields)
+        for name, alternatives in named.items()
+        for place, fields in enumerate(alternatives)
+    }
+    if len(parts) > MAX_PARTS:
+        raise LimitError("sdk", "alternatives of all subscriptions", len(parts), MAX_PARTS)
+    return parts
+
+
+def _part_id(client: bytes, name: str, place: int) -> bytes:
+    if not (name or place):
+        return client
+    return sha256(b"%b%d/%b" % (client, place, name.encode())).digest()[:CLIENT_ID_BYTES]
+
+
+def _pack(named: Named) -> bytes:
+    """Pack subscriptions; the usual one, unnamed and without alternatives, shortest. Nothing packs to nothing."""
+    match named:
+        case {"": [fields], **others} if not others:
+            return msgspec.json.encode(fields)
+        case _:
+            return msgspec.json.encode(list(named.items())) if named else b""
+
+
+def _unpack(packed: bytes) -> Named:
+    if packed.startswith(b"{"):
+        return {"": [msgspec.json.decode(packed, type=Fields)]}
+    return dict(msgspec.json.decode(packed, type=list[tuple[str, list[Fields]]]))
 
 
 _Row = tuple[bytes, bytes, int, int, bytes]

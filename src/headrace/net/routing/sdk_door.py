@@ -13,6 +13,7 @@ from functools import partial
 from time import time
 from typing import Final
 
+from headrace.hub.access.accounts import Resource
 from headrace.hub.access.principal import Action
 from headrace.hub.access.readable import readable_rows
 from headrace.hub.routing.client_session import ClientSession, ReadableRows
@@ -30,11 +31,11 @@ from headrace.wire.sdk.commands import (
     SdkEvent,
     SdkState,
     ServerDecoder,
-    Subscribe,
     event_of,
     new_session,
     serialize,
 )
+from headrace.wire.sdk.subscribe import Subscribe
 
 RETRY_SECONDS: Final = 0.001
 
@@ -61,6 +62,8 @@ class SdkStream(DoorConnection[SdkDoor]):
         self._machine = new_session(auth_required=door.context.authentication.required)
         self._session: ClientSession | None = None
         self._retrying = False
+        self._charged = 0
+        """Subscriptions that the peer's account has for this client."""
 
     def opened(self) -> None:
         """Ask nothing of a client whose certificate tells who it is."""
@@ -96,14 +99,33 @@ class SdkStream(DoorConnection[SdkDoor]):
                 self._session = self.door.connector.join(
                     frame.client_id, self, after=frame.after, reads=self._reads
                 )
+                self._charge()
             case Heartbeat():
                 self.send(serialize(HeartbeatReply()))
-            case Subscribe(predicates):
+            case Subscribe(_, name):
                 if self._session is None:
                     guest = os.urandom(CLIENT_ID_BYTES)
                     self.is_called(guest.hex())
                     self._session = self.door.connector.join(guest, self, guest=True, reads=self._reads)
-                self.door.connector.subscribe(self._session, predicates)
+                connector, alternatives = self.door.connector, frame.alternatives
+                more = max(connector.more_parts(self._session.client, name, len(alternatives)), 0)
+                if (detail := self.account.take(Resource.SUBSCRIPTIONS, more)) is not None:
+                    self.refuse("subscriptions", detail)
+                    return
+                self._charged += more
+                connector.subscribe(self._session, alternatives, name)
+                self._charge()
+
+    def account_changes(self) -> None:
+        """Give back what is charged to the account before another takes its place."""
+        self.account.adjust(Resource.SUBSCRIPTIONS, -self._charged)
+        self._charged = 0
+
+    def _charge(self) -> None:
+        """Charge what the client subscribes to the peer's account."""
+        count = 0 if self._session is None else self.door.connector.parts(self._session)
+        self.account.adjust(Resource.SUBSCRIPTIONS, count - self._charged)
+        self._charged = count
 
     @property
     def _reads(self) -> ReadableRows | None:
@@ -158,6 +180,7 @@ class SdkStream(DoorConnection[SdkDoor]):
         if self._session is not None:
             self.door.connector.leave(self._session)
             self._session = None
+            self._charge()
 
 
 _NO_ANSWER = frozenset({"slow", "stalled", "idle", "handshake", "connections"})

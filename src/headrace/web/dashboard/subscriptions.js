@@ -56,6 +56,7 @@ export default {
         fill(said);
         show(found, total && !subscriptions.length ? empty("No client has that in its id.") : total ? table(`${count(subscriptions.length)} of ${count(total)}`, [
           ["Client", (row) => h("code", {}, row.client)],
+          ["Name", (row) => row.name || "—", { narrow: true }],
           ["Wants", (row) => words(row.fields)],
           ["State", (row) => h("span", { class: "pill", "data-tone": row.connected ? "good" : "wary" }, row.connected ? "connected" : "away"), { narrow: true }],
         ], subscriptions) : empty("Nobody subscribes by content yet. From a terminal:", "headrace sub --where city=Praha --where x=0..10"));

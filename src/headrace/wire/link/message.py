@@ -44,11 +44,13 @@ SUBSCRIPTIONS: Final = pa.schema(
         pa.field("connector", pa.string(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
         pa.field("op", pa.int64(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
         pa.field("fields", pa.map_(pa.string(), pa.string()), nullable=False),
     ]
 )
-"""The schema of the matcher's table: a client's id in hex, its connector, the message that the subscription's entry
-stands after, the entry's position in the log, and the field JSON of each attribute it names."""
+"""The schema of the matcher's table: a client's id in hex, its connector, the message that the entry which last changed
+its subscriptions stands after, that entry's position in the log, the subscription's name, and the field JSON of each
+attribute it names. A subscription with alternatives has a row for each; the rows of a client are adjacent."""
 
 ENTRIES: Final = SCHEMA.append(pa.field("op", pa.int64(), nullable=False))
 """The schema of log entries: the envelope, whose ``seq`` is the message that an entry stands after, and the entry's

@@ -31,7 +31,7 @@ from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.attribute.items import located
 from headrace.wire.receive_buffer import Decoder
 from headrace.wire.sdk.auth import Auth, parse_auth, serialize_auth
-from headrace.wire.sdk.predicate import Predicate, parse_field, serialize_field
+from headrace.wire.sdk.subscribe import Subscribe, parse_subscribe, subscribe_elements
 from headrace.wire.state_machine import StateMachine
 from headrace.wire.typed_json import decode_json
 
@@ -105,13 +105,6 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribe:
-    """Client: replaces its subscription by what satisfies all of these; none withdraws it."""
-
-    predicates: Mapping[str, Predicate]
-
-
-@dataclass(frozen=True, slots=True)
 class HeartbeatReply:
     """Connector: the answer to a heartbeat."""
 
@@ -128,11 +121,13 @@ class CommandError:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Connector: a message that satisfies the subscription."""
+    """Connector: a message that satisfies a subscription."""
 
     seq: int
     """Its sequence number, or :data:`UNPLACED`."""
     payload: bytes
+    subs: tuple[str, ...] = ()
+    """The names of the named subscriptions that it satisfies."""
 
 
 Command: TypeAlias = Auth | Heartbeat | Subscribe
@@ -166,13 +161,11 @@ def serialize(frame: Command | ConnectorFrame, limits: SdkLimits = DEFAULT_LIMIT
             return serialize_elements([b"auth", serialize_auth(frame)], limits)
         case Heartbeat():
             return serialize_elements([b"hb"], limits)
-        case Subscribe(predicates):
-            elements = [b"sub"]
-            for name, predicate in predicates.items():
-                elements += (_encode_name(name), serialize_field(predicate))
-            return serialize_elements(elements, limits)
-        case Push(seq, payload):
-            return _serialize_push(seq, payload)
+        case Subscribe():
+            return serialize_elements(subscribe_elements(frame), limits)
+        case Push(seq, payload, subs):
+            push = _serialize_push(seq, payload)
+            return name_push(push, subs) if subs else push
         case _:
             return _REPLIES[frame]
 
@@ -185,6 +178,19 @@ def serialize_pushes(seqs: Sequence[int], payloads: Run) -> Run:
     if len(seqs) != len(payloads):
         raise UsageError(f"{len(seqs)} sequence numbers for {len(payloads)} payloads")
     return Run.of(map(_serialize_push, seqs, payloads))
+
+
+def name_push(push: bytes, names: Sequence[str]) -> bytes:
+    """Add the names of the subscriptions that it satisfies to a serialized push.
+
+    >>> name_push(serialize(Push(7, b"a")), ["near"])
+    b'#50\\r\\n{"payload":"a","type":1,"seq":7,"subs":["near"]}\\r\\n'
+    """
+    begin = push.index(CRLF) + len(CRLF)
+    content = b'%b,"subs":%b}\r\n' % (push[begin : -len(b"}\r\n")], msgspec.json.encode(names))
+    if len(content) > MAX_PUSH:
+        raise LimitError("sdk", "message length", len(content), MAX_PUSH)
+    return b"#%d\r\n%b" % (len(content), content)
 
 
 def serialize_elements(elements: Sequence[bytes], limits: SdkLimits = DEFAULT_LIMITS) -> bytes:
@@ -209,13 +215,11 @@ def parse_command(body: bytes, limits: SdkLimits = DEFAULT_LIMITS) -> Command:
             return parse_auth(json)
         case [b"hb"]:
             return Heartbeat()
-        case [b"sub", *attributes] if len(attributes) % 2 == 0:
-            # Of a repeated name the last wins; each of its fields must be right nonetheless.
-            pairs = zip(attributes[::2], attributes[1::2], strict=True)
-            return Subscribe({_decode_name(name): parse_field(field) for name, field in pairs})
+        case elements if (subscribe := parse_subscribe(elements)) is not None:
+            return subscribe
         case elements:
             given = b" ".join(elements[:1]).decode(errors="replace")
-            rule = "auth and its JSON, hb, or sub and pairs of name and field"
+            rule = "auth, hb, sub, subn or unsubn, and what belongs to it"
             raise MalformedError("sdk", "command", f"{given} of {len(elements)} elements", rule)
 
 
@@ -243,7 +247,7 @@ def parse_push(body: bytes) -> Push:
     rule = "a JSON object of payload, type (1 or 2) and, in our own pushes, seq"
     content = decode_json(_CONTENT, body, "sdk", "push", rule)
     payload = content.payload.encode()
-    return Push(content.seq, payload if content.type == _TEXT else _parse_base64(payload))
+    return Push(content.seq, payload if content.type == _TEXT else _parse_base64(payload), content.subs)
 
 
 def new_session(*, auth_required: bool) -> StateMachine[SdkState, SdkEvent]:
@@ -319,6 +323,7 @@ class _Content(msgspec.Struct):
     payload: str
     type: Literal[1, 2]
     seq: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = UNPLACED
+    subs: tuple[str, ...] = ()
 
 
 _CONTENT = msgspec.json.Decoder(_Content)
@@ -368,17 +373,3 @@ def _parse_length(data: bytes, at: int, mark: bytes, field: str, limit: int) -> 
     if number > limit:
         raise LimitError("sdk", field, number, limit)
     return number, line.end()
-
-
-def _encode_name(name: str) -> bytes:
-    try:
-        return name.encode()
-    except UnicodeEncodeError:
-        raise MalformedError("sdk", "attribute name", ascii(name), "UTF-8") from None
-
-
-def _decode_name(name: bytes) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise MalformedError("sdk", "attribute name", name, "UTF-8") from None

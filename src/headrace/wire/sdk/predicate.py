@@ -29,7 +29,7 @@ calls it for the predicates it cannot settle by intervals, a filter for each row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -119,6 +119,12 @@ Extra: TypeAlias = In | Prefix | Not | Exists | Any
 """The predicates that ``extra`` can hold."""
 
 Predicate: TypeAlias = Equals | Between | Extra
+
+Predicates: TypeAlias = Mapping[str, Predicate]
+"""Predicates by attribute, all of which must hold."""
+
+Alternatives: TypeAlias = tuple[Predicates, ...]
+"""Sets of predicates, of which one must hold as a whole."""
 
 
 def parse_field(field: bytes) -> Predicate:

@@ -97,11 +97,13 @@ def changed(hub: HubProcess, act: Callable[[], object]) -> None:
         until(lambda: entries() > before)
 
 
-def play(hub: HubProcess, started: RunningJob | None, seed: int) -> dict[int, list[tuple[int, str]]]:
+def play(
+    hub: HubProcess, started: RunningJob | None, seed: int
+) -> dict[int, list[tuple[int, str, tuple[str, ...]]]]:
     """Clients that come, change their minds, go and come back while messages flow; what each of them got."""
     random = Random(seed)
     clients: dict[int, Client] = {}
-    got: dict[int, list[tuple[int, str]]] = {}
+    got: dict[int, list[tuple[int, str, tuple[str, ...]]]] = {}
     published = 0
     with ExitStack() as stack:
         witness = stack.enter_context(closing(Client(hub, 99, x=(0, 99))))
@@ -128,6 +130,15 @@ def play(hub: HubProcess, started: RunningJob | None, seed: int) -> dict[int, li
                         clients[number] = stack.enter_context(closing(Client(hub, number + 1, **wanted)))
 
                     changed(hub, come)
+            elif what < 0.3:
+                other = {"colour": random.choice(COLOURS)}
+                name = random.choice(("one", "two"))
+                changed(
+                    hub,
+                    lambda client=client, wanted=(wanted, other), name=name: client.subscribe_as(
+                        name, *wanted
+                    ),
+                )
             elif what < 0.6:
                 changed(hub, lambda client=client, wanted=wanted: client.subscribe(**wanted))
             else:

@@ -206,7 +206,7 @@ def naively(story: Sequence[Batch]) -> list[tuple[int, int, bytes]]:
         seq += 1
         ((_, x),) = batch.to_arrow().column("numbers")[0].as_py()
         for who, kept in state:
-            wanted = kept.predicates["x"]
+            wanted = kept.parts(who)[who].predicates["x"]
             assert isinstance(wanted, Between)
             if wanted.low <= x <= wanted.high:
                 found.append((seq, int.from_bytes(who), kept.connector))

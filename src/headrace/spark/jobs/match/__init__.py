@@ -24,13 +24,15 @@ from headrace.archive.folder import Folder
 from headrace.archive.parquet_file import enveloped
 from headrace.config import Address
 from headrace.errors import UsageError
-from headrace.matching import Matcher, warm
+from headrace.hub.routing.local_matcher import LocalMatcher, clients_of
+from headrace.hub.routing.subscriptions import Subscriptions, rows_of_tables
+from headrace.matching import warm
 from headrace.message import SCHEMA
 from headrace.protocols import PORTS
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
 from headrace.spark.jobs.match.push import Lifeline
-from headrace.spark.jobs.match.tables import EVERY, SubscriptionTable, SubscriptionTables, matcher_table
+from headrace.spark.jobs.match.tables import EVERY, SubscriptionTable, SubscriptionTables
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import over_ranges
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
@@ -181,22 +183,24 @@ def match(
     return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
 
 
-_matcher: tuple[str, Matcher] | None = None
+_loaded: tuple[str, Subscriptions, LocalMatcher] | None = None
 
 
 def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Match in a task; the worker may have the matcher from an earlier task."""
-    global _matcher
+    global _loaded
     name, table = shared.value
-    if _matcher is None or _matcher[0] != name:
+    if _loaded is None or _loaded[0] != name:
         # A task has much to match: compiled code is worth waiting for.
         warm()
-        matcher = Matcher(max_subscriptions=max(table.num_rows, 1), json_attributes=json_attributes)
-        matcher.load(matcher_table(table))
-        matcher.rebuild(everything=True)
-        _matcher = name, matcher
+        subscriptions = Subscriptions()
+        matching = LocalMatcher(subscriptions, lambda *_: True, json_attributes=json_attributes)
+        subscriptions.add(rows_of_tables(table.to_batches()))
+        matching.matcher.rebuild(everything=True)
+        _loaded = name, subscriptions, matching
+    _, subscriptions, matching = _loaded
     for rows in batches:
-        matches = _matcher[1].match_rows(enveloped(rows))
+        matches = clients_of(matching.matcher.match_rows(enveloped(rows)), subscriptions)
         kept = np.diff(matches.offsets) > 0
         ids = pa.Array.from_buffers(
             pa.binary(CLIENT_ID_BYTES), len(matches.clients), [None, pa.py_buffer(matches.clients)]

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from headrace.errors import WireError
 from headrace.hub.routing.local_matcher import LocalMatcher, pushes
-from headrace.hub.routing.subscriptions import PART, Subscriptions
+from headrace.hub.routing.subscriptions import PART, Subscriptions, rows_of_tables
 from headrace.matching import Ring, warm
 from headrace.matching.ring import PLACE_BYTES, VNODES
 from headrace.message import Batch
@@ -85,8 +84,7 @@ class Share:
         self._matching = LocalMatcher(
             self._subscriptions, lambda _client, _subscription: True, json_attributes=json_attributes
         )
-        for rows in table.rows.to_batches():
-            self._load(rows)
+        self._subscriptions.add(rows_of_tables(map(self._own, table.rows.to_batches())))
         self._matching.matcher.rebuild(everything=True)
 
     def __len__(self) -> int:
@@ -126,15 +124,10 @@ class Share:
             return False
         return int(self._ring.owner(client)) == self._number
 
-    def _load(self, rows: pa.RecordBatch) -> None:
+    def _own(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         clients = np.frombuffer(bytes.fromhex("".join(rows.column("client").to_pylist())), np.uint8)
         owners = self._ring.owners(clients.reshape(rows.num_rows, -1))
-        own = rows.filter(pa.array(owners == self._number))
-        columns = (own.column(name).to_pylist() for name in ("client", "connector", "seq", "op", "fields"))
-        self._subscriptions.add(
-            (bytes.fromhex(client), connector.encode(), seq, op, msgspec.json.encode(dict(fields)))
-            for client, connector, seq, op, fields in zip(*columns, strict=True)
-        )
+        return rows.filter(pa.array(owners == self._number))
 
 
 def _changes(entries: Iterable[pa.RecordBatch]) -> Iterator[Change]:

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from headrace.archive.folder import Folder, storage_errors
 from headrace.errors import StorageError
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 
 EVERY: Final = 1_000_000
 """Messages and entries from table to table: about the most that a task without a share has to look through."""
@@ -74,10 +73,3 @@ class SubscriptionTables:
 def _with_place(rows: pa.Table) -> SubscriptionTable:
     seq, op = (int(rows.schema.metadata[name]) for name in (b"head", b"op"))
     return SubscriptionTable(seq, op, rows)
-
-
-def matcher_table(rows: pa.Table) -> pa.Table:
-    """Convert a table of the link for :meth:`headrace.matching.Matcher.load`."""
-    clients = b"".join(map(bytes.fromhex, rows.column("client").to_pylist()))
-    ids = pa.Array.from_buffers(pa.binary(CLIENT_ID_BYTES), rows.num_rows, [None, pa.py_buffer(clients)])
-    return pa.table({"client": ids, "predicates": rows.column("fields")})
