@@ -15,6 +15,8 @@ from tests.spark.hubs import SECONDS
 
 import headrace
 
+Named = tuple[int, str, tuple[str, ...]]
+
 COLOURS = ("red", "green", "blue")
 
 
@@ -44,7 +46,8 @@ class Client:
 
     def __init__(self, hub: HubProcess, number: int, *, after: int | None = None, **wanted: Any) -> None:
         self.id = number.to_bytes(12)
-        self.got: list[tuple[int, str, tuple[str, ...]]] = []
+        self.got: list[tuple[int, str]] = []
+        self.subs: list[tuple[str, ...]] = []
         self._answered = threading.Event()
         self._socket = socket.create_connection(hub.address("sdk"))
         self._socket.sendall(auth(self.id, after) + (sub(**wanted) if wanted else b""))
@@ -56,6 +59,10 @@ class Client:
 
     def subscribe_as(self, name: str, *alternatives: Mapping[str, Any]) -> None:
         self._socket.sendall(subn(name, *alternatives))
+
+    def named(self) -> list[Named]:
+        """What it got, each with the names of the subscriptions that it satisfies."""
+        return [(*got, subs) for got, subs in zip(self.got, self.subs, strict=True)]
 
     def ping(self) -> None:
         """Wait for an answer: all that was sent before it has been read."""
@@ -73,7 +80,8 @@ class Client:
             while line := file.readline():
                 if line.startswith(b"#"):
                     content = json.loads(file.read(int(line[1:])))
-                    self.got.append((content["seq"], content["payload"], tuple(content.get("subs", ()))))
+                    self.subs.append(tuple(content.get("subs", ())))
+                    self.got.append((content["seq"], content["payload"]))
                 elif line == b"+h\r\n":
                     self._answered.set()
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.hubprocess import HubProcess
 from tests.spark.hubs import until
-from tests.spark.jobs.fleet import COLOURS, Client, Relay, linked, publish, status
+from tests.spark.jobs.fleet import COLOURS, Client, Named, Relay, linked, publish, status
 
 from headrace.errors import UnreachableError, UsageError
 from headrace.message import SCHEMA
@@ -97,14 +97,13 @@ def changed(hub: HubProcess, act: Callable[[], object]) -> None:
         until(lambda: entries() > before)
 
 
-def play(
-    hub: HubProcess, started: RunningJob | None, seed: int
-) -> dict[int, list[tuple[int, str, tuple[str, ...]]]]:
+def play(hub: HubProcess, started: RunningJob | None, seed: int) -> dict[int, list[Named]]:
     """Clients that come, change their minds, go and come back while messages flow; what each of them got."""
     random = Random(seed)
     clients: dict[int, Client] = {}
-    got: dict[int, list[tuple[int, str, tuple[str, ...]]]] = {}
+    got: dict[int, list[Named]] = {}
     published = 0
+    withdrawn: set[int] = set()
     with ExitStack() as stack:
         witness = stack.enter_context(closing(Client(hub, 99, x=(0, 99))))
         until(lambda: status(hub)["subscribers"]["subscriptions"] == 1)
@@ -130,6 +129,7 @@ def play(
                         clients[number] = stack.enter_context(closing(Client(hub, number + 1, **wanted)))
 
                     changed(hub, come)
+                    withdrawn -= {number}
             elif what < 0.3:
                 other = {"colour": random.choice(COLOURS)}
                 name = random.choice(("one", "two"))
@@ -140,17 +140,21 @@ def play(
                     ),
                 )
             elif what < 0.6:
+                withdrawn -= {number}
                 changed(hub, lambda client=client, wanted=wanted: client.subscribe(**wanted))
             else:
                 # What is under way to a client that goes would be lost with its connection.
                 settled(hub, started)
                 if what < 0.8:
-                    changed(hub, client.subscribe)
+                    # Named subscriptions stay. One that was withdrawn already is made again: that is an entry, too.
+                    again = wanted if number in withdrawn else {}
+                    withdrawn ^= {number}
+                    changed(hub, lambda client=client, again=again: client.subscribe(**again))
                 else:
                     until_quiet(clients)
                     client.close()
                     until(lambda: status(hub)["subscribers"]["sdk"] == len(clients))
-                    got.setdefault(number, []).extend(client.got)
+                    got.setdefault(number, []).extend(client.named())
                     del clients[number]
             publish(hub, published + 1, published + 25)
             published += 25
@@ -158,7 +162,7 @@ def play(
         until(lambda: len(witness.got) == published)
         until_quiet(clients)
         for number, client in clients.items():
-            got.setdefault(number, []).extend(client.got)
+            got.setdefault(number, []).extend(client.named())
     return got
 
 
