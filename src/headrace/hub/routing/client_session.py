@@ -229,7 +229,6 @@ class ClientSession:
         path = self.path
         if (
             self.reads is not None
-            or self.pending
             or path is None
             or self.cursor is None
             or self.cursor < max(path.begins, self.floor + 1)

@@ -33,6 +33,7 @@ from headrace.hub.routing.subscriptions import (
     change,
     expire,
     move,
+    part_ids,
     replace,
     serialize_fields,
 )
@@ -70,11 +71,13 @@ class Connector:
         """Set when the hub stops: nothing more is written to the log."""
         self._hub = hub
         self._subscriptions = subscriptions
-        self._feeding = SessionFeed(hub, self.sessions, read, subscriptions.find_part)
+        self._feeding = SessionFeed(hub, self.sessions, read, self._find_part)
         self._keep_seconds = keep_seconds
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
         self._replay = replay
+        self._coming: dict[bytes, tuple[bytes, str]] = {}
+        """Parts in changes that are on their way: matchers elsewhere may find them before the state here has them."""
         self._pending_parts = 0
         """Alternatives that changes on their way to the log may add."""
         self._head_query = _HeadQuery(hub, connector_id, self._placed)
@@ -145,10 +148,9 @@ class Connector:
         if more > 0 and count > MAX_PARTS:
             raise LimitError("sdk", "alternatives of all subscriptions of a client", count, MAX_PARTS)
         session.says.pop(name, None)
-        if self.relying and session.fall_back(self._hub.log.head):
-            # A push may name a part that the state here does not know yet.
-            self._feeding.fell_behind(session)
-        self._submit(session, change(session.client, self.id, {name: wanted}), max(more, 0))
+        parts = part_ids(session.client, name, len(wanted))
+        self._coming.update(dict.fromkeys(parts, (session.client, name)))
+        self._submit(session, change(session.client, self.id, {name: wanted}), max(more, 0), parts)
 
     def parts(self, session: ClientSession) -> int:
         """The number of places in the index that a client's subscriptions take, or soon may."""
@@ -208,6 +210,9 @@ class Connector:
         """The number of clients that are fed from the log, or will be once their start is known."""
         return len(self._feeding) + len(self._head_query)
 
+    def _find_part(self, part: bytes) -> tuple[bytes, str]:
+        return self._coming.get(part) or self._subscriptions.find_part(part)
+
     def _is_here(self, client: bytes) -> bool:
         kept = self._subscriptions.get(client)
         return kept is not None and kept.connector == self.id
@@ -263,9 +268,13 @@ class Connector:
         self._hub.counters.add("subscriptions_expired")
         self._hub.submit(expire(client, op), done)
 
-    def _submit(self, session: ClientSession | None, change: Batch, more_parts: int = 0) -> None:
+    def _submit(
+        self, session: ClientSession | None, change: Batch, more_parts: int = 0, coming: Iterable[bytes] = ()
+    ) -> None:
         def done(outcome: Batch | StorageError) -> None:
             self._pending_parts -= more_parts
+            for part in coming:
+                self._coming.pop(part, None)
             if session is not None:
                 session.pending -= 1
                 session.pending_parts -= more_parts
@@ -273,7 +282,6 @@ class Connector:
                     session.outlet.part("storage", str(outcome))
                 else:
                     self._placed(session, outcome)
-                    self._feeding.pump(session)
 
         self._pending_parts += more_parts
         if session is not None:
@@ -300,8 +308,6 @@ class Connector:
             self._moved(session)
         elif not session.wants:
             self._begin(session, new.seq + 1)
-        elif not change.same_fields:
-            session.floor = max(session.floor, new.seq)
 
     def _begin(self, session: ClientSession, cursor: int) -> None:
         after, session.after = session.after, None

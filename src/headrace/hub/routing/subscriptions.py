@@ -368,6 +368,11 @@ def _parts(client: bytes, named: Named) -> dict[bytes, Part]:
     return parts
 
 
+def part_ids(client: bytes, name: str, alternatives: int) -> list[bytes]:
+    """The ids of the parts of a subscription with so many alternatives."""
+    return [_part_id(client, name, place) for place in range(alternatives)]
+
+
 def _part_id(client: bytes, name: str, place: int) -> bytes:
     if not (name or place):
         return client
