@@ -30,17 +30,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import uvloop
 
 import bench
 from bench import fleet, matching
 from bench._peers import Headrace, running
+from headrace.archive import open_table
 from headrace.client.link.client import LinkClient
 from headrace.config import Address
 from headrace.spark import map_in_arrow, register, session
 from headrace.spark.jobs import archive
 from headrace.spark.jobs.job import JobRun
 from headrace.spark.options import HubOptions
+from headrace.spark.source.planner_strategies import SETTING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +52,8 @@ SIZE = 100
 SIZES = "rows long, bytes long"
 RATE = 1000
 """Messages a second, where it is latency that is measured."""
-LEAST = {"headrace to noop": 0.8, "headrace to Parquet": 1.2, "headrace": 0.7}
+ARCHIVE = "the job archive, to Delta"
+LEAST = {"headrace to noop": 0.8, ARCHIVE: 1.5, "headrace": 0.7}
 """How much of what it is held against each is to be."""
 
 
@@ -63,7 +67,7 @@ def measure(quick: bool) -> Iterator[bench.Table]:
     load = matching._load(matching.KINDS[0], subscriptions)
     with running(Headrace) as full, running(Headrace) as other, tempfile.TemporaryDirectory() as directory:
         for cores in (2,) if quick else (1, 2):
-            spark = session(f"local[{cores}]", app="bench", memory="2g", stateless=True)
+            spark = session(f"local[{cores}]", "bench", memory="2g", stateless=True, **{SETTING: True})
             register(spark)
             try:
                 yield from pipeline(spark, full, other, Path(directory), cores, quick)
@@ -91,6 +95,46 @@ def pipeline(
     os.sync()
     yield sinks(spark, other.tube, parquet, cores, total // 3, 2 * rounds)
     yield latency(spark, other.tube, cores, *((0.5, 1) if quick else (15, 20)))
+    if cores == 2:
+        yield archiving(spark, directory, 20_000 if quick else 20_000_000)
+
+
+def archiving(spark: SparkSession, directory: Path, total: int) -> bench.Table:
+    """The job archive over a long log: how fast, what of it the driver does, and how large the files are."""
+    table = bench.Table(
+        f"archive: {total:,} messages of {SIZE} bytes to Delta, local[2]",
+        ("rows/s", "MB/s", "driver %", "JVM %", "files", "least MiB", "most MiB"),
+        note="driver and JVM: their part of all processor time, the rest is Python tasks'; files: after merging",
+    )
+    place = Path(tempfile.mkdtemp(dir=directory))
+    with running(Headrace) as hub:
+        uvloop.run(_fill(hub.tube, total))
+        hub.seal()
+        before = _processor_seconds(spark)
+        took = _archived(spark, hub.tube, place, total)
+        driver, jvm, tasks = (now - then for now, then in zip(_processor_seconds(spark), before, strict=True))
+    sizes = [file.size / (1 << 20) for file in open_table(str(place)).all_files()]
+    rate, whole = total / took, (driver + jvm + tasks) / 100
+    table.add(
+        "archive", rate, rate * SIZE / 1e6, driver / whole, jvm / whole, len(sizes), min(sizes), max(sizes)
+    )
+    shutil.rmtree(place, ignore_errors=True)
+    return table
+
+
+def _processor_seconds(spark: SparkSession) -> tuple[float, float, float]:
+    """Processor time so far of this process, of the JVM, and of its Python workers."""
+    context: Any = spark.sparkContext
+    jvm = psutil.Process(int(context._jvm.java.lang.ProcessHandle.current().pid()))
+    tasks = [_spent(each) for each in jvm.children(recursive=True)]
+    return time.process_time(), _spent(jvm), sum(tasks)
+
+
+def _spent(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def sources(
@@ -133,11 +177,7 @@ def sources(
             ("a function of Arrow batches, by mapInArrow", source.mapInArrow(sizes, SIZES), "noop"),
             ("the same, by headrace.spark.map_in_arrow", map_in_arrow(spark, sizes, SIZES, **asked), "noop"),
         ],
-        [
-            ("Parquet files to Parquet", files, "parquet"),
-            ("headrace to Parquet", source, "parquet"),
-            ("headrace to Parquet, with a condition", source.where("seq > 0"), "parquet"),
-        ],
+        [("Parquet files to Parquet", files, "parquet")],
     ]
     for family in families:
         rates: dict[str, list[float]] = {case[0]: [] for case in family}
@@ -154,9 +194,11 @@ def sources(
     archived = []
     for _ in range(rounds):
         bench.warm_memory(directory, 2 * SIZE * total)
-        archived.append(total / _archived(spark, servers, directory, total))
+        place = Path(tempfile.mkdtemp(dir=directory))
+        archived.append(total / _archived(spark, servers, place, total))
+        shutil.rmtree(place, ignore_errors=True)
     rate = statistics.median(archived[1:] or archived)
-    table.add("the job archive, to Delta", rate, rate * SIZE / 1e6, base="Parquet files to Parquet")
+    table.add(ARCHIVE, rate, rate * SIZE / 1e6, base="Parquet files to Parquet", least=LEAST[ARCHIVE])
     return table
 
 
@@ -263,9 +305,8 @@ def _sizes() -> Callable[[Iterator[Any]], Iterator[Any]]:
     return sizes
 
 
-def _archived(spark: SparkSession, servers: str, directory: Path, total: int) -> float:
+def _archived(spark: SparkSession, servers: str, place: Path, total: int) -> float:
     """How long the job ``archive`` takes for everything."""
-    place = Path(tempfile.mkdtemp(dir=directory))
     run = JobRun(
         spark, "archive", HubOptions(servers), {"path": str(place)}, archive.PARAMETERS, available_now=True
     )
@@ -275,7 +316,6 @@ def _archived(spark: SparkSession, servers: str, directory: Path, total: int) ->
     through = int(str(facts["through"]))
     if through < total:  # The job's own hold is an entry behind them.
         raise ValueError(f"what is archived ends at {through} where {total} messages are")
-    shutil.rmtree(place, ignore_errors=True)
     return sum(progress["durationMs"]["triggerExecution"] for progress in started.query.recentProgress) / 1000
 
 

@@ -18,18 +18,18 @@ from bench import pipeline
 def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     with running(Headrace) as full, running(Headrace) as other:
         tables = list(pipeline.pipeline(spark, full, other, tmp_path, 2, True))
-    source, sink, latency = ({row["name"]: row for row in table.json()["rows"]} for table in tables)
+    source, sink, latency, archive = ({row["name"]: row for row in table.json()["rows"]} for table in tables)
     for name, base in (
         ("headrace to noop", "Parquet files to noop"),
         ("headrace, by the link alone, to noop", "Parquet files to noop"),
         ("headrace, payload alone, to noop", "Parquet files, payload alone, to noop"),
         ("the same, by headrace.spark.map_in_arrow", "a function of Arrow batches, by mapInArrow"),
-        ("headrace to Parquet", "Parquet files to Parquet"),
-        ("headrace to Parquet, with a condition", "Parquet files to Parquet"),
-        ("the job archive, to Delta", "Parquet files to Parquet"),
+        (pipeline.ARCHIVE, "Parquet files to Parquet"),
     ):
         assert source[name]["base"] == base
         assert source[name]["ratio"] > 0
     assert sink["headrace"]["ratio"] > 0
-    assert (source["headrace to Parquet"]["least"], sink["headrace"]["least"]) == (1.2, 0.7)
+    assert (source[pipeline.ARCHIVE]["least"], sink["headrace"]["least"]) == (1.5, 0.7)
     assert 0 < latency["ping to pong"]["p50"] <= latency["ping to pong"]["p99"]
+    assert 0 < archive["archive"]["driver %"] < 100
+    assert archive["archive"]["files"] >= 1

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"\bheadrace(?:\.[A-Za-z_]\w*)+")
 NOT_PYTHON = {
     "headrace.archive",
+    "headrace.columns",
     "headrace.head",
     "headrace.through",
     "headrace.service",

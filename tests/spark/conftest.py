@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from tests.spark.hubs import Hub
 
 from headrace.spark.hub_connections import close_links
@@ -32,12 +31,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Hub]]:
 @pytest.fixture
 def hub(start: Callable[..., Hub]) -> Hub:
     return start()
-
-
-@pytest.fixture(scope="module")
-def as_spark_would(spark: SparkSession) -> SparkSession:
-    """A session that plans the source as any other, and writes all files itself."""
-    return spark.newSession()
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import duckdb
+import polars
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 from tests.archive.tables import archived
 from tests.conftest import SOAK
 from tests.hubprocess import HubProcess
@@ -22,6 +26,7 @@ from tests.hubprocess import HubProcess
 import headrace
 from headrace.errors import HeadraceError
 from headrace.message import SCHEMA
+from headrace.spark import history
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,6 +38,17 @@ KILLS = 8 if SOAK else 2
 def rows(path: Path) -> int:
     """How many there are, by what the table says."""
     return archived(path, ["seq"]).num_rows
+
+
+def seen_by_others(spark: SparkSession, path: Path) -> list[tuple[int, int, int, int]]:
+    """How many messages, how many different ones, the first and the last: by Spark, DuckDB and polars."""
+    counted = "count(*), count(distinct seq), min(seq), max(seq)"
+    by_spark = history(spark, str(path)).selectExpr(*counted.split(", ")).collect()[0]
+    messages = DeltaTable(path).to_pyarrow_dataset()
+    by_duckdb = duckdb.from_arrow(messages).query("messages", f"select {counted} from messages").fetchall()[0]
+    seqs = polars.scan_delta(str(path)).select("seq").collect()["seq"]
+    by_polars = (len(seqs), seqs.n_unique(), seqs.min(), seqs.max())
+    return [(each[0], each[1], each[2], each[3]) for each in (by_spark, by_duckdb, by_polars)]
 
 
 def whole(hub: HubProcess) -> pa.Table:
@@ -67,7 +83,7 @@ def traffic(hub: HubProcess) -> Iterator[None]:
         thread.join(60)
 
 
-def test_killed_again_and_again(tmp_path: Path) -> None:
+def test_killed_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
     random = Random(7)
     path = tmp_path / "archive"
     with HubProcess.start(tmp_path / "hub") as hub:
@@ -94,6 +110,9 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
                         assert driver.poll() is None
                         assert time.monotonic() < deadline
                         time.sleep(0.1)
+                    # While it is being written, every reader sees each number once, from the first on.
+                    for count, different, first, last in seen_by_others(spark, path):
+                        assert (count, different, first) == (last, last, 1)
                     time.sleep(random.uniform(0, 1.5))  # the moment is what is tried here
                     if attempt % 2:
                         hub.kill9()
@@ -108,3 +127,5 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert archived(path) == whole(hub)
+        head = whole(hub).num_rows
+        assert seen_by_others(spark, path) == [(head, head, 1, head)] * 3

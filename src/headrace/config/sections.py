@@ -42,6 +42,7 @@ from headrace.config.value_types import (
     seconds,
     secret,
     size,
+    spark_name,
     table_of,
     text,
 )
@@ -353,6 +354,11 @@ class Pipeline:
         lambda: MappingProxyType({}),
         "The jobs' parameters: `pipeline.params.<job>.<name>`, or `pipeline.params.<name>` for every job that has it."
         " `headrace up --param` adds to them; `headrace pipeline jobs` lists them.",
+    )
+    conf: Mapping[str, str] = setting(
+        table_of(parameter_value("a setting of Spark's, and its value"), spark_name, deep=True),
+        lambda: MappingProxyType({}),
+        "Spark's own settings, which win over Headrace's: `pipeline.conf.spark.<name>`.",
     )
 
 

@@ -348,7 +348,7 @@ def table_of(each: ValueType[Any], entry: Callable[[str], str], *, deep: bool = 
     )
 
 
-def parameter_value() -> ValueType[str]:
+def parameter_value(expected: str = "a parameter's name, or job.name, and its value") -> ValueType[str]:
     """Make the type of job parameters: text, or a number or truth value of TOML as text."""
 
     def read(value: object) -> str:
@@ -357,12 +357,19 @@ def parameter_value() -> ValueType[str]:
             raise ValueError(value)
         return words
 
-    return ValueType("a parameter's name, or job.name, and its value", read)
+    return ValueType(expected, read)
 
 
 def parameter_name(name: str) -> str:
     """Read the name of a job parameter: ``name``, or ``job.name`` for one job."""
     if not re.fullmatch(r"([a-z]+\.)?[a-z_]+", name):
+        raise ValueError(name)
+    return name
+
+
+def spark_name(name: str) -> str:
+    """Read the name of a setting of Spark's."""
+    if not re.fullmatch(r"spark\.[A-Za-z0-9_.-]{1,200}", name):
         raise ValueError(name)
     return name
 

@@ -83,7 +83,7 @@ class HeadraceDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("headrace")`` in a session, with the session's size and planner strategies.
+    """Register ``format("headrace")`` in a session, with the session's size.
 
     >>> from headrace.testing import Hub
     >>> spark = SparkSession.builder.getOrCreate()  # any session, however it was made

@@ -26,6 +26,7 @@ from headrace.spark.hub_connections import close_links, link
 from headrace.spark.jobs.job import Job, JobRun, find, parameters_of
 from headrace.spark.options import HubOptions
 from headrace.spark.runtime.session import CONNECT, session
+from headrace.spark.source.planner_strategies import SETTING
 from headrace.spark.supervised_job import SupervisedJob
 
 if TYPE_CHECKING:
@@ -184,7 +185,11 @@ class Pipeline:
                     ui=asked.ui,
                     # Our jobs keep their state themselves, none in Spark.
                     stateless=True,
-                    **{"spark.scheduler.mode": "FAIR", **asked.conf},
+                    **{
+                        "spark.scheduler.mode": "FAIR",
+                        SETTING: asked.master.startswith("local"),
+                        **asked.conf,
+                    },
                 )
         except (HeadraceError, OSError) as error:
             if self._stopping.is_set():

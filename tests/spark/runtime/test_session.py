@@ -12,7 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 from tests import jvm
 
-from headrace.spark.runtime.session import HIDDEN, LOG4J, STATELESS, _environment, settings_for
+from headrace.spark.runtime.session import (
+    HIDDEN,
+    LOG4J,
+    QUICK_CHECKPOINTS,
+    STATELESS,
+    _environment,
+    settings_for,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -127,7 +134,10 @@ def test_the_settings_depend_on_the_master() -> None:
     assert "spark.ui.port" not in local
     assert settings_for("local", ui=0)["spark.ui.port"] == "0"
     assert settings_for("local", stateless=True).items() >= STATELESS.items()
-    far = settings_for("spark://10.1.2.3:7077")
+    assert settings_for("local").items() >= QUICK_CHECKPOINTS.items()
+    far = settings_for("spark://10.1.2.3:7077", stateless=True)
+    # What is safe on a local disk may not be where a cluster keeps its checkpoints.
+    assert not far.keys() & (QUICK_CHECKPOINTS.keys() | STATELESS.keys())
     assert "spark.driver.host" not in far
     assert "spark.sql.shuffle.partitions" not in far
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +17,7 @@ from tests.spark.hubs import Hub
 
 from headrace.spark import register
 from headrace.spark.source import planner_strategies
+from headrace.spark.source.planner_strategies import SETTING
 
 pytestmark = pytest.mark.spark
 
@@ -35,36 +34,52 @@ def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 COLUMNS = "ColumnarToRow"
 
 
-def test_a_read_of_the_source_is_in_columns(
-    spark: SparkSession, as_spark_would: SparkSession, hub: Hub
+@pytest.fixture(scope="module")
+def in_columns(spark: SparkSession) -> SparkSession:
+    """A session that asks for columns."""
+    return asking(spark)
+
+
+def asking(spark: SparkSession) -> SparkSession:
+    made = spark.newSession()
+    made.conf.set(SETTING, "true")
+    register(made)
+    return made
+
+
+def test_a_read_of_the_source_is_in_columns_where_that_is_asked_for(
+    spark: SparkSession, in_columns: SparkSession, hub: Hub
 ) -> None:
     hub.publish([b"one"])
-    for made_by, in_columns in ((spark, True), (as_spark_would, False)):
+    register(spark)
+    for made_by, asked in ((in_columns, True), (spark, False)):
         rows = made_by.read.format("headrace").option("servers", hub.servers).load()
         for query in (rows, rows.orderBy("seq"), rows.mapInArrow(unchanged, rows.schema)):
             assert "BatchScan headrace" in plan(query)
-            assert ("Project" in plan(query)) is not in_columns, plan(query)
-        assert (COLUMNS in plan(rows)) is in_columns, plan(rows)
+            assert ("Project" in plan(query)) is not asked, plan(query)
+        assert (COLUMNS in plan(rows)) is asked, plan(rows)
 
 
-def test_what_a_query_asks_of_the_source_is_compiled_with_the_read(spark: SparkSession, hub: Hub) -> None:
+def test_what_a_query_asks_of_the_source_is_compiled_with_the_read(
+    in_columns: SparkSession, hub: Hub
+) -> None:
     hub.publish([b"one"])
-    rows = spark.read.format("headrace").option("servers", hub.servers).load()
+    rows = in_columns.read.format("headrace").option("servers", hub.servers).load()
     steps = plan(rows.where("seq > 1").select("topic")).splitlines()
     compiled = [f"*(1) {step}" for step in ("Project", "Filter", COLUMNS)]
     for line, step in zip(steps, [*compiled, "BatchScan headrace"], strict=True):
         assert line.strip(" +-").startswith(step)
 
 
-def test_a_log_without_messages_is_no_rows(spark: SparkSession, hub: Hub) -> None:
-    rows = spark.read.format("headrace").option("servers", hub.servers).load()
+def test_a_log_without_messages_is_no_rows(in_columns: SparkSession, hub: Hub) -> None:
+    rows = in_columns.read.format("headrace").option("servers", hub.servers).load()
     assert COLUMNS in plan(rows)
     assert rows.collect() == []
     assert rows.count() == 0
 
 
-def test_what_python_counts_is_shown_by_spark(spark: SparkSession, filled: Hub) -> None:
-    rows = spark.read.format("headrace").option("servers", filled.servers).load()
+def test_what_python_counts_is_shown_by_spark(in_columns: SparkSession, filled: Hub) -> None:
+    rows = in_columns.read.format("headrace").option("servers", filled.servers).load()
     executed = rows._jdf.queryExecution()
     executed.toRdd().count()
     metrics = executed.executedPlan().collectLeaves().head().metrics()
@@ -72,9 +87,9 @@ def test_what_python_counts_is_shown_by_spark(spark: SparkSession, filled: Hub) 
     assert metrics.apply("numOutputRows").value() == 400
 
 
-def test_a_stream_of_the_source_is_in_columns(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
+def test_a_stream_of_the_source_is_in_columns(in_columns: SparkSession, hub: Hub, tmp_path: Path) -> None:
     hub.publish([b"one", b"two"])
-    rows = spark.readStream.format("headrace").options(servers=hub.servers, startingOffsets=1).load()
+    rows = in_columns.readStream.format("headrace").options(servers=hub.servers, startingOffsets=1).load()
     query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     try:
         query.processAllAvailable()
@@ -104,18 +119,48 @@ class Other(DataSource):
         return Reader()
 
 
-def test_other_sources_are_planned_as_ever(spark: SparkSession) -> None:
-    spark.dataSource.register(Other)
-    rows = spark.read.format("other").load()
+def test_other_sources_are_planned_as_ever(in_columns: SparkSession) -> None:
+    in_columns.dataSource.register(Other)
+    rows = in_columns.read.format("other").load()
     assert "Project" in plan(rows)
     assert rows.collect() == [(1,)]
 
 
 def test_once_is_enough(spark: SparkSession) -> None:
-    register(spark)
-    register(spark)
-    strategies = spark._jsparkSession.experimental().extraStrategies().toString()
-    assert strategies.count(planner_strategies.COLUMNS) == strategies.count(planner_strategies.PARQUET) == 1
+    made = asking(spark)
+    register(made)
+    strategies = made._jsparkSession.experimental().extraStrategies().toString()
+    assert strategies.count(planner_strategies.COLUMNS) == 1
+
+
+def test_it_can_be_turned_off_again(spark: SparkSession, hub: Hub) -> None:
+    hub.publish([b"one"])
+    made = asking(spark)
+    for asked in ("true", "false", "true"):
+        made.conf.set(SETTING, asked)
+        rows = made.read.format("headrace").option("servers", hub.servers).load()
+        assert (COLUMNS in plan(rows)) is (asked == "true")
+        assert rows.count() == 1
+
+
+def test_an_untested_release_is_read_in_rows_and_told(
+    spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.publish([b"one"])
+    monkeypatch.setattr(planner_strategies, "TESTED", ("9.9.9",))
+    made = asking(spark)
+    assert f"Spark {spark.version} is not among those it is tested with: 9.9.9" in caplog.text
+    assert "Project" in plan(made.read.format("headrace").option("servers", hub.servers).load())
+
+
+@pytest.mark.parametrize("master", ["spark://10.0.0.1:7077", "yarn", "local-cluster[2,1,1024]"])
+def test_executors_that_may_lack_it_are_not_sent_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, master: str
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "master", master)
+    made = asking(spark)
+    assert f"executors of {master} may lack its classes" in caplog.text
+    assert planner_strategies.COLUMNS not in made._jsparkSession.experimental().extraStrategies().toString()
 
 
 def test_queries_that_start_at_once_share_no_map_that_is_not_made_for_it(
@@ -171,69 +216,40 @@ QUERIES = {
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_rows_are_the_same_in_every_kind_of_query(
-    spark: SparkSession, as_spark_would: SparkSession, filled: Hub, name: str
+    spark: SparkSession, in_columns: SparkSession, filled: Hub, name: str
 ) -> None:
     def result(made_by: SparkSession) -> list[str]:
         rows = made_by.read.format("headrace").options(servers=filled.servers, minPartitions=3).load()
         return sorted(map(repr, QUERIES[name](rows).collect()))
 
-    assert result(spark) == result(as_spark_would)
+    assert result(in_columns) == result(spark)
 
 
-def test_no_operator_keeps_a_batch_beyond_the_next(spark: SparkSession, hub: Hub) -> None:
+def test_no_operator_keeps_a_batch_beyond_the_next(in_columns: SparkSession, hub: Hub) -> None:
     """Batches are one after the other in the same memory; some operators of Spark's take columns, and keep them."""
     for begin in range(0, 45_000, 1000):
         hub.publish([b"%d" % number + b"." * (number % 50) for number in range(begin, begin + 1000)])
-    rows = spark.read.format("headrace").option("servers", hub.servers).load()
+    rows = in_columns.read.format("headrace").option("servers", hub.servers).load()
     for query in (rows.select("*", longer("payload").alias("more")), rows.mapInArrow(unchanged, rows.schema)):
         for row in query.collect():
             assert bytes(row.payload).rstrip(b".") == b"%d" % (row.seq - 1)
             assert "more" not in row or row.more == len(row.payload) + 1
 
 
-@pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Put another file in the place of a strategy's, which does not compile."""
-
-    def breaks(name: str) -> None:
-        for java in planner_strategies.JAVA.glob("*.java"):
-            shutil.copy(java, tmp_path)
-        (tmp_path / f"{name}.java").write_text(
-            f"package headrace.spark; public final class {name} extends NoSuchStrategy {{}}"
-        )
-        monkeypatch.setattr(planner_strategies, "JAVA", tmp_path)
-
-    return breaks
-
-
 def test_where_it_fails_all_is_as_spark_would_have_it(
-    spark: SparkSession, hub: Hub, broken: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     hub.publish([b"one"])
-    broken(planner_strategies.COLUMNS)
-    another = spark.newSession()
-    with caplog.at_level(logging.INFO, "headrace.spark"):
-        register(another)
+    (tmp_path / f"{planner_strategies.COLUMNS}.java").write_text(
+        f"package headrace.spark; public final class {planner_strategies.COLUMNS} extends NoSuchStrategy {{}}"
+    )
+    monkeypatch.setattr(planner_strategies, "JAVA", tmp_path)
+    another = asking(spark)
     assert "in rows" in caplog.text
     rows = another.read.format("headrace").option("servers", hub.servers).load()
     assert "Project" in plan(rows)
     assert pa.table(rows.toArrow())["payload"].to_pylist() == [b"one"]
-
-
-def test_where_parquet_is_left_to_spark_the_source_is_read_in_columns(
-    spark: SparkSession,
-    hub: Hub,
-    broken: Callable[[str], None],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    hub.publish([b"one"])
-    broken(planner_strategies.PARQUET)
-    another = spark.newSession()
-    with caplog.at_level(logging.INFO, "headrace.spark"):
-        register(another)
-    assert "written by Spark" in caplog.text
-    rows = another.read.format("headrace").option("servers", hub.servers).load()
-    assert COLUMNS in plan(rows)
-    rows.write.parquet(str(tmp_path / "rows"))
-    assert spark.read.parquet(str(tmp_path / "rows")).count() == 1

@@ -47,8 +47,8 @@ EXAMPLES: Final = (
         "headrace pipeline run archive --available-now --param path=/srv/a",
     ),
     (
-        "The same as a Delta table:",
-        "headrace pipeline run archive --table-format delta --param path=/srv/a",
+        "The same as an Iceberg table:",
+        "headrace pipeline run archive --table-format iceberg --param path=/srv/a",
     ),
     (
         "Compare the logs of two hubs:",
@@ -100,9 +100,13 @@ TableFormat = Annotated[
     str | None,
     typer.Option(
         "--table-format",
-        metavar="parquet|delta|iceberg",
+        metavar="delta|iceberg|parquet",
         help="The format of the archive; the same as --param archive.table_format=…",
     ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's, which wins over Headrace's."),
 ]
 Memory = Annotated[
     str,
@@ -119,6 +123,7 @@ def run(
     available_now: AvailableNow = False,
     params: Params = None,
     table_format: TableFormat = None,
+    conf: Conf = None,
     memory: Memory = "1g",
     data: Data = None,
     client_id: ClientId = None,
@@ -153,6 +158,7 @@ def run(
         restart=len(names) > 1 and not available_now,
         root=str(settings.node.data / "pipeline"),
         memory=memory,
+        conf=parse_params(conf or (), "--conf"),
     )
     display = _EventLines() if wants_json(asked=as_json) else _LiveLine()
     pipeline = Pipeline(asked, display.show)
@@ -163,7 +169,7 @@ def run(
         display.end()
 
 
-def parse_params(params: Sequence[str]) -> dict[str, str]:
+def parse_params(params: Sequence[str], option: str = "--param") -> dict[str, str]:
     """Parse ``NAME=VALUE`` options; a later one wins.
 
     >>> parse_params(["path=/srv/archive", "archive.interval=10"])
@@ -173,7 +179,7 @@ def parse_params(params: Sequence[str]) -> dict[str, str]:
     for param in params:
         name, equals, value = param.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"--param {param!r}: expected NAME=VALUE")
+            raise UsageError(f"{option} {param!r}: expected NAME=VALUE")
         found[name.strip()] = value
     return found
 
@@ -207,6 +213,7 @@ def run_for_hub(settings: Settings) -> None:
         params=wanted.params,
         root=str(settings.node.data.absolute() / "pipeline"),
         memory=wanted.memory,
+        conf=wanted.conf,
         restart=True,
     )
 

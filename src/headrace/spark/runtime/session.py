@@ -59,7 +59,8 @@ STATELESS: Final = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
-"""Checkpoints on local disks without checksum files, which is quicker still. RocksDB's state store needs them."""
+"""Checkpoints on local disks without checksum files, which is quicker still; for ``local`` masters only. RocksDB's
+state store needs them."""
 
 ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Java options that stop Arrow from checking every single access to memory that it has checked as a whole: this is a
@@ -98,7 +99,7 @@ def session(
     ``ui``
         Serve Spark's web pages: on a port of Spark's choice, or on the given one (0: a free one).
     ``stateless``
-        No query keeps state: checkpoints on local disks are quicker by :data:`STATELESS`.
+        No query keeps state: checkpoints of a ``local`` master are quicker by :data:`STATELESS`.
     ``conf``
         Spark settings that override ours: ``session(**{"spark.sql.shuffle.partitions": 8})``.
 
@@ -139,7 +140,7 @@ def settings_for(
 ) -> dict[str, str]:
     """Return the settings of :func:`session`, for a Spark that is started in another way."""
     settings = QUICK | HIDDEN
-    if stateless:
+    if stateless and master.startswith("local"):
         settings |= STATELESS
     settings |= {
         "spark.driver.memory": memory,

@@ -1,6 +1,5 @@
 package headrace.spark;
 
-import java.nio.ByteBuffer;
 import org.apache.spark.TaskContext;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.analysis.NamedRelation;
@@ -34,6 +33,7 @@ import org.apache.spark.sql.execution.python.ArrowPythonRunner;
 import org.apache.spark.sql.execution.python.MapInBatchEvaluatorFactory;
 import org.apache.spark.sql.execution.python.MapInBatchEvaluatorFactory$MapInBatchEvaluator;
 import org.apache.spark.sql.execution.python.MapInBatchEvaluatorFactory$MapInBatchEvaluator$$anon$1;
+import org.apache.spark.sql.internal.SQLConf$;
 import org.apache.spark.sql.types.DataType$;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
@@ -57,22 +57,28 @@ import scala.collection.immutable.Seq;
  * together with what takes values out of the columns: a value that a query does not want is never touched, and where rows
  * are wanted, they are made once. Arrow's vectors are such columns.
  *
- * <p>Where Spark plans something else than is expected here, its own plan is left alone. The driver needs all classes
- * below; executors, to whom they come in a jar, {@link Columns} and {@link Batches}.
+ * <p>Where Spark plans something else than is expected here, its own plan is left alone, and so is every plan of a session
+ * whose setting is not (or no longer) on. Tasks need {@link Columns} and {@link Batches}, which come to them in a jar: in
+ * one process with the driver, where it cannot be missing.
  *
  * <p>The compiler that Spark brings along knows no type arguments: hence the casts, and {@code Object get()}.
  */
 public final class ColumnsAsTheyAre extends SparkStrategy {
   private final SparkStrategy planner;
   private final String source;
+  private final String setting;
 
-  public ColumnsAsTheyAre(SparkStrategy planner, String source) {
+  public ColumnsAsTheyAre(SparkStrategy planner, String source, String setting) {
     this.planner = planner;
     this.source = source;
+    this.setting = setting;
   }
 
   public Seq apply(LogicalPlan plan) {
     Seq none = (Seq) Nil$.MODULE$;
+    if (!SQLConf$.MODULE$.get().getConfString(this.setting, "false").equalsIgnoreCase("true")) {
+      return none;
+    }
     LogicalPlan leaf = plan;
     while (leaf instanceof Project || leaf instanceof Filter) {
       leaf = (LogicalPlan) ((UnaryNode) leaf).child();
@@ -135,20 +141,8 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
     return null;
   }
 
-  /** A scan that can give what a function in Python makes of the source's batches, instead of the batches. */
-  public interface Through {
-    /**
-     * To be called before it is executed.
-     *
-     * @param function what Spark has Python run, pickled: it is given, each behind its length, {@code told} and the read
-     *     function that it is put in the place of, and then the partition
-     * @param gives what it gives; the first column of a batch says of how many of the source's rows it is made
-     */
-    void through(byte[] function, StructType gives, byte[] told);
-  }
-
   /** Spark copies nodes of a plan by the constructor that takes all their fields: it is the same as its parent's. */
-  public static final class MicroBatchScan extends MicroBatchScanExec implements Through {
+  public static final class MicroBatchScan extends MicroBatchScanExec {
     private transient Columns columns;
 
     public MicroBatchScan(
@@ -172,14 +166,10 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       }
       return this.columns;
     }
-
-    public void through(byte[] function, StructType gives, byte[] told) {
-      ((Columns) this.readerFactory()).through(function, gives, told);
-    }
   }
 
   /** The same for a read that is no stream. */
-  public static final class BatchScan extends BatchScanExec implements Through {
+  public static final class BatchScan extends BatchScanExec {
     private transient Columns columns;
 
     public BatchScan(
@@ -197,10 +187,6 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       }
       return this.columns;
     }
-
-    public void through(byte[] function, StructType gives, byte[] told) {
-      ((Columns) this.readerFactory()).through(function, gives, told);
-    }
   }
 
   /** How executors read: Spark's own way, as far as the batches that Python gives. */
@@ -211,12 +197,7 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
     private final byte[] read;
     private final Option artifacts;
     private final Option session;
-    private StructType schema;
-
-    /** What stands between, if anything does: see {@link Through}. */
-    private byte[] function;
-
-    private byte[] told;
+    private final StructType schema;
 
     Columns(PythonStreamingPartitionReaderFactory rows) {
       this.source =
@@ -240,12 +221,6 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       this.session = rows.org$apache$spark$sql$execution$datasources$v2$python$PythonPartitionReaderFactory$$sessionUUID;
     }
 
-    void through(byte[] function, StructType gives, byte[] told) {
-      this.function = function;
-      this.schema = gives;
-      this.told = told;
-    }
-
     public boolean supportColumnarReads(InputPartition partition) {
       return true;
     }
@@ -259,12 +234,7 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
           partition instanceof PythonInputPartition
               ? ((PythonInputPartition) partition).pickedPartition()
               : ((PythonStreamingInputPartition) partition).pickedPartition();
-      if (this.function == null) {
-        return new Batches(this.source, this.read, this.schema, this.artifacts, this.session, pickled, false);
-      }
-      ByteBuffer given = ByteBuffer.allocate(4 + this.told.length + 4 + this.read.length + pickled.length);
-      given.putInt(this.told.length).put(this.told).putInt(this.read.length).put(this.read).put(pickled);
-      return new Batches(this.source, this.function, this.schema, this.artifacts, this.session, given.array(), true);
+      return new Batches(this.source, this.read, this.schema, this.artifacts, this.session, pickled);
     }
   }
 
@@ -272,7 +242,6 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
   static final class Batches implements PartitionReader {
     private final UserDefinedPythonDataSource source;
     private final StructType schema;
-    private final boolean counted;
     private final Map metrics = PythonCustomMetric.pythonMetrics();
     private final Iterator batches;
 
@@ -282,11 +251,9 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
         StructType schema,
         Option artifacts,
         Option session,
-        byte[] partition,
-        boolean counted) {
+        byte[] partition) {
       this.source = source;
       this.schema = schema;
-      this.counted = counted;
       MapInBatchEvaluatorFactory factory =
           source.createMapInBatchEvaluatorFactory(
               read,
@@ -320,7 +287,7 @@ public final class ColumnsAsTheyAre extends SparkStrategy {
       for (int each = 0; each < columns.length; each++) {
         columns[each] = struct.getChild(each);
       }
-      return new ColumnarBatch(columns, this.counted ? (int) columns[0].getLong(0) : batch.numRows());
+      return new ColumnarBatch(columns, batch.numRows());
     }
 
     public CustomTaskMetric[] currentMetricsValues() {

@@ -1,13 +1,14 @@
-"""Strategies for Spark's planner: read the source in columns, and copy it to Parquet without rows.
+"""A strategy for Spark's planner, where a session asks for it: read the source in columns.
 
 Spark converts the Arrow batches of a Python source to rows first, but reads columns from sources in Java. With the
-strategy ``ColumnsAsTheyAre.java`` it reads ours in columns too, and makes rows only where they are needed. With
-``ParquetByPython.java``, a query that only copies the source to Parquet files makes no rows at all: Python writes the
-files where it reads (:mod:`headrace.spark.source.parquet_files`).
+strategy ``ColumnsAsTheyAre.java`` it reads ours in columns too, and makes rows only where they are needed.
 
-Both are compiled at run time, by the compiler that Spark has for the code of queries, so there is no jar that depends
-on a release of Spark. Executors get the classes from the driver, as a jar of the application. If any of that fails, as
-it may with a release of Spark whose planner differs, Spark works as usual, only slower.
+The setting ``spark.headrace.columns`` turns it on and off (:data:`SETTING`). It is on in the sessions of Headrace's own
+jobs, and off elsewhere. The strategy knows classes of Spark that are no interface, so it is for the releases that it is
+tested with. It is for ``local`` masters: there tasks run in the driver's process and have its classes. Anywhere else,
+or if anything fails, Spark works as usual, only slower, and a warning says so.
+
+It is compiled at run time, by the compiler that Spark has for the code of queries: there is no jar to install.
 """
 
 from __future__ import annotations
@@ -17,45 +18,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zipfile import ZipFile
 
-from headrace.spark.source.parquet_files import GIVES, pieces
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SOURCE: Final = "headrace"
 """The name for ``format``."""
 
+SETTING: Final = "spark.headrace.columns"
+"""The setting of a session that turns the strategy on."""
+
+TESTED: Final = ("4.3.0",)
+"""The releases of Spark that the strategy is tested with."""
+
 JAVA: Final = Path(__file__).parent
 PACKAGE: Final = "headrace.spark"
 COLUMNS: Final = "ColumnsAsTheyAre"
-PARQUET: Final = "ParquetByPython"
 JAR: Final = "headrace-columns.jar"
 
 logger = logging.getLogger("headrace.spark")
 
 
 def read_in_columns(spark: SparkSession) -> None:
-    """Install the strategies in this session, once."""
+    """Install the strategy in this session, once, if its setting asks for it."""
+    if (spark.conf.get(SETTING, "false") or "false").lower() != "true":
+        return
     try:
-        methods = spark._jsparkSession.experimental()
-        if COLUMNS in methods.extraStrategies().toString():
-            return
-        compiled = _Compiled(spark)
-        planner = compiled.jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Strategy
-        columns = compiled.strategy(COLUMNS, planner(spark._jsparkSession), SOURCE)
-        strategies = [columns]
-        try:
-            strategies.insert(0, compiled.strategy(PARQUET, spark._jsparkSession, columns, _function()))
-        except Exception as error:  # noqa: BLE001 - see below.
-            logger.info("Parquet files are written by Spark: %s", error)
-        _give_executors(spark, compiled.classes)
-        before = methods.extraStrategies()
-        for strategy in strategies:
-            # Spark takes the first strategy that has a plan.
-            before = before.appended(strategy)
-        getattr(methods, "extraStrategies_$eq")(before)
+        if (problem := _unfit(spark)) is None:
+            _install(spark)
     except Exception as error:  # noqa: BLE001 - any failure costs only speed.
-        logger.info("the source is read in rows: %s", error)
+        problem = str(error)
+    if problem is not None:
+        logger.warning("%s = true, but the source is read in rows: %s", SETTING, problem)
 
 
 def for_threads(spark: SparkSession, source: str) -> None:
@@ -77,44 +70,35 @@ def for_threads(spark: SparkSession, source: str) -> None:
         logger.info("the source's environment is as Spark made it: %s", error)
 
 
-class _Compiled:
-    """The classes compiled for a session; each may use those before it."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        context: Any = spark.sparkContext
-        self._gateway = context._gateway
-        self.jvm = self._gateway.jvm
-        self.classes: dict[str, bytes] = {}
-        self._loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
-
-    def strategy(self, name: str, *arguments: object) -> Any:
-        """Compile one more, and make it with these arguments."""
-        compiler = self.jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(self._loader)
-        compiler.cook((JAVA / f"{name}.java").read_text())
-        given = self._gateway.new_array(self.jvm.java.lang.Object, len(arguments))
-        for position, argument in enumerate(arguments):
-            given[position] = argument
-        made = (
-            compiler.getClassLoader().loadClass(f"{PACKAGE}.{name}").getConstructors()[0].newInstance(given)
-        )
-        self._loader = compiler.getClassLoader()
-        self.classes.update(compiler.getBytecodes())
-        return made
+def _unfit(spark: SparkSession) -> str | None:
+    """Return why the strategy is not for this session; ``None`` if it is."""
+    if spark.version not in TESTED:
+        return f"Spark {spark.version} is not among those it is tested with: {', '.join(TESTED)}"
+    master = spark.sparkContext.master or ""
+    if master != "local" and not master.startswith("local["):
+        return f"executors of {master} may lack its classes"
+    return None
 
 
-def _function() -> bytes:
-    """Pickle the function that yields pieces of files, as Spark passes functions to Python."""
-    from pyspark.cloudpickle import dumps
-    from pyspark.sql.types import _parse_datatype_string
-
-    pickled: bytes = dumps((pieces, _parse_datatype_string(GIVES)))  # type: ignore[no-untyped-call]
-    return pickled
-
-
-def _give_executors(spark: SparkSession, classes: dict[str, bytes]) -> None:
-    """Give executors the classes, once for all sessions of an application, which compile the same ones."""
+def _install(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
+    methods = spark._jsparkSession.experimental()
+    if COLUMNS in methods.extraStrategies().toString():
+        return
+    jvm = context._gateway.jvm
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+    compiler.cook((JAVA / f"{COLUMNS}.java").read_text())
+    planner = jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Strategy
+    arguments = context._gateway.new_array(jvm.java.lang.Object, 3)
+    arguments[0], arguments[1], arguments[2] = planner(spark._jsparkSession), SOURCE, SETTING
+    made = compiler.getClassLoader().loadClass(f"{PACKAGE}.{COLUMNS}").getConstructors()[0]
+    _give_tasks(context, compiler.getBytecodes())
+    getattr(methods, "extraStrategies_$eq")(methods.extraStrategies().appended(made.newInstance(arguments)))
+
+
+def _give_tasks(context: Any, classes: dict[str, bytes]) -> None:
+    """Give tasks the classes, once for all sessions of an application, which compile the same ones."""
     jar = Path(context._temp_dir, JAR)
     if jar.exists():
         return
