@@ -17,6 +17,7 @@ from headrace.errors import (
     ClosedError,
     ConfigError,
     DamagedError,
+    ForgedError,
     FullError,
     HeadraceError,
     LimitError,
@@ -41,6 +42,7 @@ from headrace.errors import (
 EXAMPLES: list[tuple[HeadraceError, str, dict[str, object]]] = [
     (HeadraceError("something"), "something", {}),
     (UsageError("not like that"), "not like that", {}),
+    (ForgedError("f", "no"), "f: no", {"name": "f", "reason": "no"}),
     (
         ConfigError("log.fsync", "sometimes", source="--set", expected="always, interval or never"),
         "log.fsync = 'sometimes' (from --set): expected always, interval or never",

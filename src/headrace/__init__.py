@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         ClosedError,
         ConfigError,
         DamagedError,
+        ForgedError,
         FullError,
         HeadraceError,
         LimitError,
@@ -107,9 +108,9 @@ _HOMES = {
         "SyncSppClient"
     ),
     "headrace.errors": (
-        "ArchiveError ClosedError ConfigError DamagedError FullError HeadraceError LimitError LockedError "
-        "LostRangeError MalformedError NoArchiveError OvertakenError PeerError RefusedError StorageError "
-        "TrimmedError UnavailableError UnexpectedError UnreachableError UsageError WireError"
+        "ArchiveError ClosedError ConfigError DamagedError ForgedError FullError HeadraceError LimitError "
+        "LockedError LostRangeError MalformedError NoArchiveError OvertakenError PeerError RefusedError "
+        "StorageError TrimmedError UnavailableError UnexpectedError UnreachableError UsageError WireError"
     ),
     "headrace.message": "Batch Message Run",
     "headrace.wire.spp": "Offer",
@@ -129,6 +130,7 @@ __all__ = [
     "DamagedError",
     "EntryStream",
     "Extent",
+    "ForgedError",
     "FullError",
     "FyrehoseClient",
     "FyrehoseStats",

@@ -13,7 +13,8 @@
     │   │   └── UnexpectedError   well formed, but not now
     │   ├── RefusedError          the peer said no: a code to branch on and its reason
     │   ├── UnreachableError      nobody answered there
-    │   └── LostRangeError        sequence numbers nobody could deliver: first and last
+    │   ├── LostRangeError        sequence numbers nobody could deliver: first and last
+    │   └── ForgedError           a checkpoint whose signature, key or digests are wrong
     └── StorageError              the disk
         ├── DamagedError          a file that is not what was written: file, offset, sequence range
         ├── LockedError           another process writes this log
@@ -205,6 +206,20 @@ class LostRangeError(PeerError):
         self.last = last
         self.reason = reason
         super().__init__(f"messages {first} to {last} are lost: {reason}")
+
+
+class ForgedError(PeerError):
+    """A checkpoint that does not say what its signer said.
+
+    >>> raise ForgedError("monday.checkpoint", "its signature is not that of what it says")
+    Traceback (most recent call last):
+    headrace.errors.ForgedError: monday.checkpoint: its signature is not that of what it says
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name}: {reason}")
 
 
 class StorageError(HeadraceError):

@@ -34,6 +34,7 @@ from headrace.cli.services import services
 from headrace.cli.terminal.contexts import use_for_tls
 from headrace.cli.terminal.exits import RootGroup
 from headrace.cli.terminal.help_text import add_command
+from headrace.cli.verify import command as verify
 
 HELP: Final = "A message hub: many protocols in, one verified sequence, Spark pipelines out."
 EXAMPLES: Final = """\
@@ -99,6 +100,9 @@ app.add_typer(
 app.add_typer(
     log, name="log", rich_help_panel=_KEEP, short_help="A log's files: show, check, export, seal, repair."
 )
+add_command(
+    app, "verify", *verify.EXAMPLES, panel=_KEEP, short="Prove that copies are equal, or extend a checkpoint."
+)(verify.verify)
 app.add_typer(cluster, name="cluster", rich_help_panel=_KEEP, short_help="Show a cluster, replace a node.")
 app.add_typer(
     pipeline, name="pipeline", rich_help_panel=_KEEP, short_help="Spark jobs over a hub's messages."

@@ -539,7 +539,7 @@ class Log:
         return None
 
     def prove_next(self) -> bool:
-        """Add a sealed segment to the chain of digests that it lacks, if there is one; for a background thread."""
+        """Add sealed messages to the chain of digests that it lacks, if there are any; for a background thread."""
         self._check_writable()
         with self._sealing:
             return self.chain.advance(sync=self.fsync != "never")

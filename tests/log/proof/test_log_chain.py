@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -133,6 +134,16 @@ def test_a_chain_of_another_log_does_not_count(tmp_path: Path) -> None:
     one = Log.open(tmp_path / "one", fsync="never")
     assert one.chain.at(one.head) == recomputed(one)
     one.close()
+
+
+def test_a_log_that_becomes_another_has_the_others_chain(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, fsync="never")
+    assert log.chain.at(0).uuid == log.uuid
+    log.adopt(UUID(int=7))
+    fill(log, 3)
+    assert log.chain.at(log.head) == recomputed(log)
+    assert log.chain.kept.uuid == UUID(int=7)
+    log.close()
 
 
 def test_what_is_cut_back_was_never_in_the_chain(tmp_path: Path) -> None:

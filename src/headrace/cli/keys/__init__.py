@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.cli.keys import list_keys, new, revoke, tls
+from headrace.cli.keys import list_keys, new, revoke, signing, tls
 from headrace.cli.terminal.help_text import add_command, make_group
 
 keys = make_group(
@@ -21,3 +21,4 @@ add_command(keys, "list", *list_keys.EXAMPLES, short="Show who has which, and ma
 )
 add_command(keys, "revoke", *revoke.EXAMPLES, short="Take a principal's away.")(revoke.revoke)
 add_command(keys, "tls", *tls.EXAMPLES, short="Make a local authority and certificates.")(tls.tls)
+add_command(keys, "signing", *signing.EXAMPLES, short="Make a key that signs checkpoints.")(signing.signing)

@@ -35,7 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.message import SCHEMA, Bytes, Offsets, bytes_of, offsets_of
+from headrace.message import Bytes, Offsets, bytes_of, offsets_of
 
 _HEADER: Final = np.dtype(
     [
@@ -86,11 +86,6 @@ def canonical(rows: pa.RecordBatch) -> list[tuple[Bytes, Offsets]]:
         header[name] = np.diff(offsets_of(part))
     whole = pc.binary_join_element_wise(_binary(header), *(part for part in parts if _has_bytes(part)), b"")
     return [(bytes_of(whole), offsets_of(whole))]
-
-
-def in_schema(rows: pa.Table) -> pa.Table:
-    """Rows of an archive, whose types may be wider than the envelope's, in its schema."""
-    return rows.select(SCHEMA.names).cast(SCHEMA)
 
 
 def _attributes(maps: pa.MapArray) -> pa.Array:

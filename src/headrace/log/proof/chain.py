@@ -48,6 +48,16 @@ def block_of(seq: int) -> int:
     return (seq - 1) // BLOCK
 
 
+def blocks_in(seq: int) -> int:
+    """How many blocks are full once message ``seq`` is there."""
+    return seq // BLOCK
+
+
+def end_of(blocks: int) -> int:
+    """The last message of so many full blocks."""
+    return blocks * BLOCK
+
+
 def block_range(block: int) -> tuple[int, int]:
     """The first and the last message of a block."""
     return block * BLOCK + 1, (block + 1) * BLOCK
@@ -160,6 +170,11 @@ class ChainExtension:
         for data, edges in canonical(rows):
             self._add(data.data, edges)
 
+    @property
+    def digests(self) -> bytes:
+        """Of the blocks that are full so far."""
+        return b"".join(self._digests)
+
     def finish(self) -> Chain:
         """The chain with all messages added."""
         state = self._state
@@ -168,7 +183,7 @@ class ChainExtension:
         return replace(
             self._chain,
             through=self._through,
-            digests=b"".join(self._digests),
+            digests=self.digests,
             open=None if state is None else state.state(),
         )
 

@@ -1,8 +1,8 @@
 """The chain of a log on disk: the file ``chain``, extended as segments are sealed.
 
 The chain covers sealed messages. It is extended while a tail is sealed, from the rows at hand, and saved when the
-segment is in place. If it lags (the log is older than its chain, or a save has failed) it is extended segment by
-segment. A late start takes it from the snapshot it begins with. Digests of removed messages stay in it.
+segment is in place. If it lags (the log is older than its chain, or a save has failed) it is extended step by
+step. A late start takes it from the snapshot it begins with. Digests of removed messages stay in it.
 
 A chain that cannot be read, is of another log, or does not fit the log is begun anew, from what the log still has.
 """
@@ -31,6 +31,9 @@ SECTION: Final = "chain"
 
 _READ_BYTES: Final = 4 << 20
 
+_STEP: Final = 1 << 20
+"""Messages that a lagging chain is extended by at a time: about a second's work."""
+
 
 def write_chain(directory: Path, section: bytes | None, *, sync: bool) -> None:
     """Give a log that begins after a snapshot the chain that came with it, or none."""
@@ -56,8 +59,10 @@ class LogChain:
     def kept(self) -> Chain:
         """The chain as far as it is kept on disk."""
         with self._lock:
-            if self._kept is None:
+            # An empty log may become another one.
+            if self._kept is None or self._kept.uuid != self._log.uuid:
                 self._kept = self._fitting(self._read())
+                self._reached = None
             return self._kept
 
     def extension(self, first: int, last: int) -> ChainExtension | None:
@@ -73,13 +78,13 @@ class LogChain:
             write_whole(self._path, chain.serialize(), sync=sync)
 
     def advance(self, *, sync: bool) -> bool:
-        """Extend the chain over one sealed segment that it lacks, if there is one; return whether there was."""
+        """Extend the chain by some sealed messages that it lacks; return whether there were any."""
         chain = self.kept
         sealed = [segment for segment in self._log.segments[:-1] if segment.last >= segment.first]
         following = next((segment for segment in sealed if segment.last > chain.through), None)
         if following is None or following.path.suffix != ".arrow":
             return False
-        self.keep(self._extended(chain, following.last), sync=sync)
+        self.keep(self._extended(chain, min(following.last, chain.through + _STEP)), sync=sync)
         return True
 
     def at(self, seq: int) -> Chain:

@@ -1,0 +1,1 @@
+"""``verify``: prove that copies of a history are equal, or that they extend a checkpoint."""
