@@ -13,7 +13,7 @@ from tests.log.content import columns, seal_all
 
 from headrace.log import Log
 from headrace.log.proof.chain import Chain
-from headrace.message import Batch, Message, Run
+from headrace.message import SCHEMA, Batch, Message, Run
 
 LOG = UUID("01234567-89ab-cdef-0123-456789abcdef")
 
@@ -62,7 +62,7 @@ def changes(messages: Sequence[Message], at: int) -> dict[str, list[Message]]:
 
 def rows(messages: Sequence[Message]) -> pa.RecordBatch:
     """Messages as one record batch."""
-    names = [name for name in Message.__struct_fields__ if name not in ("seq", "payload")]
+    names = [name for name in SCHEMA.names if name not in ("seq", "payload")]
     made = columns(**{name: [getattr(message, name) for message in messages] for name in names})
     run = Run.of([message.payload for message in messages])
     batch = Batch(run, first=messages[0].seq, time=messages[0].time, columns=made)
