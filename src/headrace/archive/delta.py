@@ -138,6 +138,7 @@ class DeltaLedger:
         hours = max(int(age // 3600), 0)
         with _opening(self.folder.path):
             self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+            self._table.cleanup_metadata()
             self._table.update_incremental()
 
     @property

@@ -138,9 +138,9 @@ class ManifestLedger:
         for staged, file in zip(entry["staged"], entry["files"][-len(entry["staged"]) :], strict=True):
             name = staged.removeprefix(f"{MAKING}/")
             try:
-                there.move(name, self.folder, file["path"])
+                there.move(name, self.folder, file.path)
             except FileNotFoundError:
-                if not self.folder.size(file["path"]):
+                if not self.folder.size(file.path):
                     raise
                 # It was moved before.
         self._manifest.write(f"{number:012d}.done", b"")
@@ -148,7 +148,7 @@ class ManifestLedger:
 
     def _take(self, number: int) -> None:
         entry = self._read(number)
-        files = [ArchiveFile(**file) for file in entry["files"]]
+        files = entry["files"]
         self._files = files if number % SUMMED == 0 else self._files + files
         self._facts = entry["facts"]
         self._number = number
@@ -156,10 +156,11 @@ class ManifestLedger:
     def _read(self, number: int) -> dict[str, Any]:
         name = f"{number:012d}.json"
         try:
-            entry: dict[str, Any] = json.loads(self._manifest.read(name))
-        except ValueError as error:
-            raise StorageError(f"{self._manifest.path}/{name} is damaged: {error}") from None
-        return entry
+            entry = json.loads(self._manifest.read(name))
+            files = [ArchiveFile(**file) for file in entry["files"]]
+            return {"facts": dict(entry["facts"]), "staged": list(entry["staged"]), "files": files}
+        except (ValueError, TypeError, KeyError) as error:
+            raise StorageError(f"{self._manifest.path}/{name} is damaged: {error!r}") from None
 
 
 def _final(file: ArchiveFile) -> str:

@@ -121,6 +121,19 @@ def test_killed_before_and_after_a_commit(
     assert archived(tmp_path) == written
 
 
+def test_files_that_cannot_be_merged_do_not_stop_the_archive(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = ArchiveWriter(ledger("delta", tmp_path), file_bytes=16_000)
+    job.add(frame(spark, rows(1, 20)), WRITER)
+    damaged = tmp_path / open_table(str(tmp_path)).all_files()[0].path
+    damaged.write_bytes(b"damaged" + damaged.read_bytes()[7:-4] + b"nope")
+    for first in range(21, 100, 20):
+        assert job.add(frame(spark, rows(first, first + 19)), WRITER).through == first + 19
+    assert "files of the archive stay as they are" in caplog.text
+    assert open_table(str(tmp_path)).through == 100
+
+
 def test_of_two_writers_one_is_refused(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     one, other = ArchiveWriter(ledger(kind, tmp_path)), ArchiveWriter(ledger(kind, tmp_path))
     other.add(frame(spark, rows(1, 10)), Writer("the other", 4))

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from headrace.archive.compaction import due
 from headrace.archive.folder import Folder, storage_errors
-from headrace.archive.ledger import Ledger, Writer
+from headrace.archive.ledger import Ledger, Writer, in_one_line
 from headrace.archive.parquet_file import (
     FILE_BYTES,
     FILE_SCHEMA,
@@ -34,7 +34,7 @@ from headrace.archive.parquet_file import (
     merge_files,
     write_files,
 )
-from headrace.errors import HeadraceError, StorageError
+from headrace.errors import OvertakenError, StorageError
 from headrace.message import SCHEMA
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.options import SourceOptions
@@ -92,8 +92,7 @@ class ArchiveWriter:
         if files:
             self._check_order(files)
             self._ledger.append(files, writer)
-            self._merge(rows.sparkSession)
-            self._vacuum()
+            self._tidy(rows.sparkSession)
         return Added(self.through, sum(file.rows for file in files))
 
     def _write(self, rows: DataFrame, reading: SourceOptions | None) -> list[ArchiveFile]:
@@ -119,8 +118,19 @@ class ArchiveWriter:
                 )
             through = file.last
 
+    def _tidy(self, spark: SparkSession) -> None:
+        """Merge small files and remove old ones; a failure costs only speed, unless somebody else writes here."""
+        try:
+            self._merge(spark)
+            if monotonic() - self._vacuumed >= VACUUM_SECONDS:
+                self._vacuumed = monotonic()
+                self._ledger.vacuum(self._keep)
+        except OvertakenError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the messages are archived
+            logger.warning("files of the archive stay as they are: %s", in_one_line(error))
+
     def _merge(self, spark: SparkSession) -> None:
-        """Merge small files, in tasks; a failure of it costs only speed, unless somebody else writes here."""
         ledger = self._ledger
         if not ledger.merges:
             return
@@ -132,15 +142,6 @@ class ArchiveWriter:
         told = spark.createDataFrame(pa.table({"parts": parts}))
         merged = files_of(told.mapInArrow(merge, spark_ddl(FILE_SCHEMA)).toArrow())
         ledger.replace([part for group in groups for part in group], merged)
-
-    def _vacuum(self) -> None:
-        if monotonic() - self._vacuumed < VACUUM_SECONDS:
-            return
-        self._vacuumed = monotonic()
-        try:
-            self._ledger.vacuum(self._keep)
-        except HeadraceError as error:
-            logger.warning("old files of the archive stay: %s", error)
 
 
 def _write_rows(
