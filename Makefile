@@ -9,7 +9,8 @@
 #   make walks   trace the walks of docs/architecture.md anew, and the figures of ADR 0013
 #   make fuzz    fuzz every codec for FUZZ_SECONDS (5) each
 #   make soak    mixed traffic with faults for SECONDS (600); then long repetitions of the tests, and fuzzing
-#   make bench   every benchmark, with its ratios
+#   make bench   every benchmark, with its ratios; bench/recorded.json and the docs' charts are written anew
+#   make bench-check  compare key ratios with the recorded ones: a fifth worse fails
 #   make spark-matrix  try source and sink on every 4.x release of PySpark, each in an environment of its own
 #   make docs    build the documentation site into site/
 #   make clean   remove everything made by the above
@@ -37,7 +38,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up quick test check fmt walks soak bench clean docs fuzz spark-matrix
+.PHONY: help setup up quick test check fmt walks soak bench bench-check clean docs fuzz spark-matrix
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -103,7 +104,10 @@ ifneq ($(REPEATS),)
 endif
 
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --json bench/recorded.json --charts docs/img
+
+bench-check: setup
+	$(BIN)/python -m bench backbone link cluster services --check bench/recorded.json
 
 spark-matrix: setup
 	$(BIN)/python tools/spark_matrix.py $(RELEASES)

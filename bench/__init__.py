@@ -6,7 +6,11 @@ objects and hands them to :func:`run`, which gives every benchmark the same opti
 ``--quick``
     runs everything once, with too little time for figures to mean anything: what the tests use;
 ``--json FILE``
-    also writes the figures under the benchmark's name, beside what the file already holds.
+    also writes the figures under the benchmark's name, beside what the file already holds;
+``--charts DIRECTORY``
+    also draws tables with key ratios;
+``--check FILE``
+    compares key ratios with those in a file that ``--json`` wrote: one that is a fifth worse fails.
 
 A rate alone says little about another machine, so a table names its ``base`` row (a peer, or the plain way)
 measured in the same run, and prints each row's ratio to it. Where a row says how much that is to be at
@@ -25,7 +29,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
+
+from bench._charts import write_charts
+
+TOLERANCE: Final = 0.2
+"""How much worse a key ratio may be than the recorded one: repeats differ by half of that."""
+
+W = TypeVar("W")
+R = TypeVar("R")
+
+settle_seconds = 1.0
+"""How long each server is left alone after its first connection: a server at work is measured, not its start."""
 
 Measure = Callable[[bool], "Iterable[Table]"]
 """A table is printed when it is there, so one that takes long had better yield them."""
@@ -40,6 +55,8 @@ class Row:
     values: tuple[float | None, ...]
     base: str | None = None
     least: float | None = None
+    key: bool = False
+    """Whether ``make bench-check`` compares its ratio with the recorded one."""
 
 
 @dataclass(slots=True)
@@ -50,13 +67,19 @@ class Table:
     columns: tuple[str, ...]
     rows: list[Row] = field(default_factory=list)
     note: str = ""
+    less_is_better: bool = False
 
     def add(
-        self, name: str, *values: float | None, base: str | None = None, least: float | None = None
+        self,
+        name: str,
+        *values: float | None,
+        base: str | None = None,
+        least: float | None = None,
+        key: bool = False,
     ) -> None:
         if len(values) != len(self.columns):
             raise ValueError(f"{self.title}: {name} has {len(values)} values for {len(self.columns)} columns")
-        self.rows.append(Row(name, values, base, least))
+        self.rows.append(Row(name, values, base, least, key))
 
     def ratio(self, row: Row) -> float | None:
         """How many times the base row's first value this row's is."""
@@ -111,10 +134,16 @@ class Table:
                 "base": row.base,
                 "ratio": self.ratio(row),
                 **({} if row.least is None else {"least": row.least}),
+                **({"key": True} if row.key else {}),
             }
             for row in self.rows
         ]
-        return {"title": self.title, "note": self.note, "rows": rows}
+        return {
+            "title": self.title,
+            "note": self.note,
+            "less_is_better": self.less_is_better,
+            "rows": rows,
+        }
 
 
 def warm_memory(directory: Path, size: int) -> None:
@@ -129,12 +158,50 @@ def warm_memory(directory: Path, size: int) -> None:
             file.write(block)
 
 
+def in_turns(ways: Iterable[W], once: Callable[[W], R], rounds: int) -> dict[W, list[R]]:
+    """Measure each way once a round, so that what else the machine does for a while befalls all alike."""
+    found: dict[W, list[R]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, results in found.items():
+            results.append(once(way))
+    return found
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every benchmark has."""
+    parser.add_argument("--quick", action="store_true", help="run everything once; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too, beside what it holds")
+    parser.add_argument("--charts", type=Path, help="draw the key figures into this directory")
+    parser.add_argument("--check", type=Path, help="compare key ratios with those in this file")
+
+
+def fallen(tables: Iterable[Table], recorded: Sequence[dict[str, Any]]) -> list[str]:
+    """The key ratios that are worse than recorded by more than :data:`TOLERANCE`, each with both."""
+    known = {
+        (table["title"], row["name"]): row["ratio"]
+        for table in recorded
+        for row in table["rows"]
+        if row.get("key")
+    }
+    found = []
+    for table in tables:
+        for row in table.rows:
+            now, then = table.ratio(row), known.get((table.title, row.name))
+            if not row.key or now is None or then is None:
+                continue
+            change = then / now if table.less_is_better else now / then
+            if change < 1 - TOLERANCE:
+                found.append(f"{table.title}: {row.name}: {now:.2f}x of {row.base}, recorded {then:.2f}x")
+    return found
+
+
 def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
     """The command line of one benchmark: measure, print, and write JSON where asked."""
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=measure.__doc__)
-    parser.add_argument("--quick", action="store_true", help="run everything once; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    add_options(parser)
     options = parser.parse_args(argv)
+    global settle_seconds
+    settle_seconds = 0.0 if options.quick else settle_seconds
     tables = []
     for table in measure(options.quick):
         print(table.text(), end="\n\n", flush=True)
@@ -151,10 +218,18 @@ def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
             "tables": [table.json() for table in tables],
         }
         options.json.write_text(json.dumps(known, indent=2) + "\n")
+    if options.charts:
+        write_charts(name, [table.json() for table in tables], options.charts)
     short = [] if options.quick else [f"{table.title}: {row}" for table in tables for row in table.short()]
     for row in short:
         print(f"too little: {row}", file=sys.stderr)
-    return 1 if short else 0
+    worse = []
+    if options.check:
+        recorded = json.loads(options.check.read_text())
+        worse = fallen(tables, recorded[name]["tables"] if name in recorded else [])
+    for row in worse:
+        print(f"worse than recorded: {row}", file=sys.stderr)
+    return 1 if short or worse else 0
 
 
 def best(function: Callable[[], object], *, quick: bool, seconds: float = 0.5, repeats: int = 5) -> float:

@@ -1,4 +1,4 @@
-"""Run benchmarks: ``python -m bench [--list] [--quick] [--json FILE] [NAME…]``, all of them by default.
+"""Run benchmarks: ``python -m bench [--list] [OPTION…] [NAME…]``, all of them by default.
 
 Of several, each runs in a process of its own: none measures what another has warmed or left behind, and one that
 fails does not keep the others from running.
@@ -13,14 +13,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench import add_options
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmarks one after another; the exit status is 1 when one fails."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Run the benchmarks.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all of: {', '.join(benchmarks())}")
     parser.add_argument("--list", action="store_true", help="name the benchmarks and what they measure")
-    parser.add_argument("--quick", action="store_true", help="run everything once; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too, beside what it holds")
+    add_options(parser)
     options = parser.parse_args(argv)
     if unknown := [name for name in options.names if name not in benchmarks()]:
         parser.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(benchmarks())}")
@@ -31,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name:<12} {told.splitlines()[0] if told else ''}")
         return 0
     arguments = ["--quick"] if options.quick else []
-    if options.json:
-        arguments += ["--json", str(options.json.resolve())]
+    for option in ("json", "charts", "check"):
+        if (path := getattr(options, option)) is not None:
+            arguments += [f"--{option}", str(path.resolve())]
     if len(names) == 1:
         status: int = importlib.import_module(f"bench.{names[0]}").main(arguments)
         return status

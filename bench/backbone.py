@@ -27,6 +27,7 @@ import numpy as np
 import bench
 from bench._peers import (
     Headrace,
+    Mosquitto,
     Nats,
     Peer,
     Redis,
@@ -36,13 +37,15 @@ from bench._peers import (
     receive_bytes,
     receive_until,
     running,
+    versions,
 )
 from headrace.client.udp_offload import MAX_SEGMENTS, UDP_SEGMENT, enable_segments, enlarge
 from headrace.message import Run
-from headrace.wire.fyrehose.stream import MAX_DATAGRAM, deliver_packets
+from headrace.wire.fyrehose.stream import MAX_DATA, MAX_DATAGRAM, deliver_packets
 
-PEERS: tuple[type[Peer], ...] = (Headrace, Nats, Redis)
-SIZES = (16, 128, 1024)
+PEERS: tuple[type[Peer], ...] = (Headrace, Nats, Redis, Mosquitto)
+SIZES = (16, 128, 1024, MAX_DATA)
+"""The last is all that a message of fyrehose takes: a little less than 64 KiB."""
 CHUNK = 64 << 10
 _EVERY_128 = np.arange(513, dtype=np.int32) * 128
 
@@ -76,21 +79,25 @@ def measure(quick: bool) -> list[bench.Table]:
 def delivered(peers: list[type[Peer]], rounds: int, quick: bool) -> bench.Table:
     table = bench.Table(
         "delivered messages/s, all subscribers together",
-        ("messages/s", "MB/s"),
-        note="one publisher as fast as it can; until every subscriber has every message",
+        ("messages/s", "MB/s", "lowest", "highest"),
+        note=f"one publisher as fast as it can; until every subscriber has every message; {versions(peers)}",
     )
     for size in (128,) if quick else SIZES:
         for subscribers in (1,) if quick else (1, 8):
-            total = (256 << 20) // (size + 100) // subscribers * 2
-            total = 2_000 if quick else total
-            for peer in peers:
-                rates = []
-                for _ in range(rounds):
-                    with running(peer) as server:
-                        rates.append(delivery(server, size, subscribers, total))
+            total = 2_000 if quick else (256 << 20) // (size + 100) // subscribers * 2
+            case = f"{size} B x{subscribers}"
+
+            def once(peer: type[Peer], size: int = size, to: int = subscribers, total: int = total) -> float:
+                # Who is slower than this by far is measured with less.
+                part = total // 4 if peer is Mosquitto else total
+                with running(peer) as server:
+                    return delivery(server, size, to, part)
+
+            for peer, rates in bench.in_turns(peers, once, rounds).items():
                 rate = statistics.median(rates)
-                case = f"{size} B x{subscribers}"
-                table.add(f"{peer.name} {case}", rate, rate * size / 1e6, base=_base(peer, peers, case))
+                figures = rate, rate * size / 1e6, min(rates), max(rates)
+                key = peer is Headrace
+                table.add(f"{peer.name} {case}", *figures, base=_base(peer, peers, case), key=key)
     return table
 
 
@@ -98,22 +105,23 @@ def latency(peers: list[type[Peer]], rounds: int, quick: bool) -> bench.Table:
     table = bench.Table(
         "latency of one 128-byte message at a time, µs",
         ("p99", "p50", "p99.9"),
-        note="publish to delivery, one process",
+        note=f"publish to delivery, one process; {versions(peers)}",
+        less_is_better=True,
     )
     count = 200 if quick else 10_000
-    samples: dict[type[Peer], list[list[float]]] = {peer: [] for peer in peers}
-    # In turns, so that what else the machine does for a while befalls each alike.
-    for _ in range(rounds):
-        for peer in peers:
-            with running(peer) as server:
-                round_trips(server, 128, count // 10)
-                samples[peer].append(round_trips(server, 128, count))
+
+    def once(peer: type[Peer]) -> list[float]:
+        with running(peer) as server:
+            round_trips(server, 128, count // 10)
+            return round_trips(server, 128, count)
+
+    samples = bench.in_turns(peers, once, rounds)
     for peer in peers:
         p50, p99, p999 = (
             statistics.median(sorted(sample)[int(len(sample) * part)] for sample in samples[peer]) * 1e6
             for part in (0.5, 0.99, 0.999)
         )
-        table.add(peer.name, p99, p50, p999, base=_base(peer, peers))
+        table.add(peer.name, p99, p50, p999, base=_base(peer, peers), key=peer is Headrace)
     return table
 
 
@@ -121,7 +129,8 @@ def persisted(peers: list[type[Peer]], rounds: int, quick: bool) -> bench.Table:
     table = bench.Table(
         "persisted 128-byte messages/s",
         ("messages/s", "MB/s"),
-        note="to the log's head, to JetStream's acknowledgement (file), to XADD's answer (append-only file, everysec)",
+        note="to the log's head, to JetStream's acknowledgement (file), to XADD's answer (append-only file, everysec); "
+        + versions(peers),
     )
     total = 2_000 if quick else 1_000_000
     ways: dict[type[Peer], tuple[str, Callable[[Any, int, int], float]]] = {
@@ -129,16 +138,17 @@ def persisted(peers: list[type[Peer]], rounds: int, quick: bool) -> bench.Table:
         Nats: ("nats JetStream", _persist_jetstream),
         Redis: ("redis Streams", _persist_streams),
     }
-    for peer in peers:
-        name, way = ways[peer]
-        options = {"persist": True} if peer is Redis else {}
-        count = total if peer is Headrace else total // 5
-        rates = []
-        for _ in range(rounds):
-            with running(peer, **options) as server:
-                rates.append(way(server, 128, count))
+
+    def once(peer: type[Peer]) -> float:
+        with running(peer, **({"persist": True} if peer is Redis else {})) as server:
+            return ways[peer][1](server, 128, total if peer is Headrace else total // 5)
+
+    keeping = [peer for peer in peers if peer in ways]
+    for peer, rates in bench.in_turns(keeping, once, rounds).items():
         rate = statistics.median(rates)
-        table.add(name, rate, rate * 128 / 1e6, base=_base(peer, peers, "JetStream"))
+        table.add(
+            ways[peer][0], rate, rate * 128 / 1e6, base=_base(peer, peers, "JetStream"), key=peer is Headrace
+        )
     return table
 
 
@@ -234,7 +244,7 @@ def delivery(server: Peer, size: int, subscribers: int, total: int) -> float:
 
 
 def _subscriber(peer: type[Peer], port: int, how: Subscribing, total: int, told: Queue[float]) -> None:
-    server = _at(peer, port)
+    server = at(peer, port)
     with server.connect() as sock:
         sock.sendall(how.hello)
         receive_until(sock, how.greeting)
@@ -254,7 +264,7 @@ def _subscriber(peer: type[Peer], port: int, how: Subscribing, total: int, told:
 
 
 def _publisher(peer: type[Peer], port: int, load: Load, begun: Queue[float]) -> None:
-    server = _at(peer, port)
+    server = at(peer, port)
     answers = server.answer_bytes(load.per_chunk)
     with server.connect() as sock:
         begun.put(time.time())
@@ -389,7 +399,7 @@ def _drain(port: int, total: int) -> None:
         sock.sendall(b".")
 
 
-def _at(peer: type[Peer], port: int) -> Peer:
+def at(peer: type[Peer], port: int) -> Peer:
     """A peer that another process started."""
     server = peer(Path())
     server.port = port

@@ -27,7 +27,7 @@ from typing import Any
 import uvloop
 
 import bench
-from bench._peers import DEADLINE, Nats, available, free_port
+from bench._peers import DEADLINE, Nats, available, found, free_port
 from headrace.client.link.client import LinkClient
 from headrace.config import DOORS, Address
 from headrace.errors import UnreachableError
@@ -72,14 +72,16 @@ def measure(quick: bool) -> list[bench.Table]:
     )
     for name, each in rates.items():
         rate = statistics.median(each)
-        throughput.add(name, rate, rate * SIZE / 1e6, base=None if name == PEER else base)
+        throughput.add(name, rate, rate * SIZE / 1e6, base=None if name == PEER else base, key=name != PEER)
     latency = bench.Table(
-        "one message at a time, from publish to acknowledgement, µs", ("p50", "p99", "p99.9")
+        "one message at a time, from publish to acknowledgement, µs",
+        ("p50", "p99", "p99.9"),
+        less_is_better=True,
     )
     for name, samples in delays.items():
         samples.sort()
         figures = (samples[int(len(samples) * part)] * 1e6 for part in (0.5, 0.99, 0.999))
-        latency.add(name, *figures, base=None if name == PEER else base)
+        latency.add(name, *figures, base=None if name == PEER else base, key=name != PEER)
     return [throughput, latency]
 
 
@@ -199,7 +201,7 @@ def _jetstream() -> Iterator[int]:
         urls = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
         commands = [
             [
-                Nats.program, "-a", "127.0.0.1", "-p", str(client), "-js", "-sd", str(directory / f"{number}"),
+                found(Nats), "-a", "127.0.0.1", "-p", str(client), "-js", "-sd", str(directory / f"{number}"),
                 "-n", f"node{number}", "--cluster_name", "bench", "--cluster", f"nats://127.0.0.1:{route}",
                 "--routes", urls,
             ]

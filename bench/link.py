@@ -123,7 +123,7 @@ def publish(rounds: int, quick: bool) -> list[bench.Table]:
         )
         for name in [*mine, *([] if peer is None else [peer])]:
             base = None if name == peer else peer
-            table.add(name, figures[name], figures[name] * SIZE / 1e6, base=base)
+            table.add(name, figures[name], figures[name] * SIZE / 1e6, base=base, key=base is not None)
         tables.append(table)
     return tables
 

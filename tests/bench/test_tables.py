@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -50,3 +51,50 @@ def test_figures_go_to_a_file_beside_what_it_holds(tmp_path: Path) -> None:
     assert known["other"] == 1
     (rows,) = (table["rows"] for table in known["one"]["tables"])
     assert [(row["ratio"], row.get("least")) for row in rows] == [(None, None), (1.5, 1.2), (0.01, None)]
+
+
+def keyed(rate: float, *, less_is_better: bool) -> bench.Table:
+    made = bench.Table("a table", ("figure",), less_is_better=less_is_better)
+    made.add("the peer", 100.0)
+    made.add("ours", rate, base="the peer", key=True)
+    made.add("another of ours", 1.0, base="the peer")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "less_is_better", "is_worse"),
+    [
+        (300, 250, False, False),
+        (300, 230, False, True),
+        (300, 900, False, False),
+        (100, 120, True, False),
+        (100, 130, True, True),
+        (100, 50, True, False),
+    ],
+)
+def test_a_key_ratio_that_is_a_fifth_worse_than_recorded_fails(
+    recorded: float, now: float, less_is_better: bool, is_worse: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "recorded.json"
+    bench.run("one", lambda _: [keyed(recorded, less_is_better=less_is_better)], ["--json", str(file)])
+    status = bench.run("one", lambda _: [keyed(now, less_is_better=less_is_better)], ["--check", str(file)])
+    assert status == is_worse
+
+
+def test_what_was_never_recorded_is_not_compared(tmp_path: Path) -> None:
+    file = tmp_path / "recorded.json"
+    file.write_text("{}")
+    assert bench.run("one", lambda _: [keyed(1, less_is_better=False)], ["--check", str(file)]) == 0
+
+
+def test_tables_with_key_ratios_are_drawn(tmp_path: Path) -> None:
+    plain = bench.Table("plain", ("figure",))
+    plain.add("a & b", 1.0)
+    tables = [keyed(250, less_is_better=False), plain]
+    bench.run("one", lambda _: tables, ["--charts", str(tmp_path)])
+    (drawn,) = tmp_path.iterdir()
+    assert drawn.name == "bench-one-a-table.svg"
+    root = ElementTree.fromstring(drawn.read_text())
+    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "a table (longer is better)"
+    assert "250 (2.5x)" in texts

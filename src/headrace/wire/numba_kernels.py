@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -222,8 +222,19 @@ def load_in_thread(*modules: str) -> None:
 
 def _load_meanwhile(module: str) -> None:
     """Load a module's kernels, or leave that when the program ends: it waits for the step under way, no longer."""
-    with contextlib.suppress(_EndingError):
+    with _loading, _quick_switches(), contextlib.suppress(_EndingError):
         load(module, before_step=_check_ending)
+
+
+@contextlib.contextmanager
+def _quick_switches() -> Iterator[None]:
+    """Give other threads their turn ten times as soon: loading is half a second of Python beside an event loop."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 10)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 class _EndingError(Exception):

@@ -33,7 +33,8 @@ def published_body(payloads: Sequence[bytes], topic: str) -> bytes:
     """Make a body of rows to be published from payloads that share a topic."""
     count = len(payloads)
     edges = pack(f"<{count + 1}i", 0, *accumulate(map(len, payloads)))
-    return _published().encode(count, _published_columns(count, topic, edges, [*payloads]))
+    data: Buffer | list[Buffer] = payloads[0] if count == 1 else [*payloads]
+    return _published().encode(count, _published_columns(count, topic, edges, data))
 
 
 def published_parts(runs: Sequence[Run], topic: str) -> list[Buffer]:
@@ -49,7 +50,7 @@ def published_size(count: int, payload_bytes: int, topic: str) -> int:
     return payload_bytes + count * (16 + len(topic.encode()))
 
 
-def _published_columns(count: int, topic: str, edges: Buffer, payloads: list[Buffer]) -> Columns:
+def _published_columns(count: int, topic: str, edges: Buffer, payloads: Buffer | list[Buffer]) -> Columns:
     # A character has up to four bytes, and each row three offsets.
     kept = (4 * len(topic) + 12) * count <= KEPT_BYTES
     same = (_same_columns if kept else _same_columns.__wrapped__)(count, topic)

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -28,6 +28,8 @@ _NO_OFFSETS: Final = bytes(4)
 """The offsets of a column without rows."""
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
+_HEADS: Final = 64
+"""Heads kept, of about a kilobyte each."""
 _ALIGNED: Final = 8
 _PADDING: Final = tuple(bytes(-size % _ALIGNED) for size in range(_ALIGNED))
 
@@ -58,12 +60,23 @@ class Decoded:
         """Tell whether a map column has no entries in any row."""
         _, offsets, *entries = self.column(name)
         size = 4 * self.length + 4
-        # Comparing a view goes item by item, which takes longer than a copy.
+        sizes = [*map(len, entries)]
+        # Comparing views goes item by item, which takes longer than a copy.
         return (
             len(offsets) == size
             and bytes(offsets) == bytes(size)
-            and all(each in (b"", _NO_OFFSETS) for each in entries)
+            and {0, len(_NO_OFFSETS)}.issuperset(sizes)
+            and b"".join(entries) == bytes(sum(sizes))
         )
+
+
+class _Head(NamedTuple):
+    """What the head of a message tells: how many rows, which are absent, where it ends, where its buffers are."""
+
+    rows: int
+    nulls: tuple[int, ...]
+    end: int
+    places: list[slice]
 
 
 class Layout:
@@ -116,7 +129,9 @@ class Layout:
                 self.nullable.append(field.name)
                 self._nulls_at.append(len(self._row_counts) + 1)
             self._row_counts += (1, 0, *(0, 0) * (3 * pa.types.is_map(field.type)))
-        self._packed_nodes = lru_cache(maxsize=64)(self._pack_nodes)
+        # Messages that are sent one at a time often have the same sizes, and so the same head.
+        self._known_heads = lru_cache(maxsize=_HEADS)(self._make_head)
+        self._read_heads = lru_cache(maxsize=_HEADS)(self._read_head)
 
     def empty_map(self, name: str, offsets: bytes) -> tuple[bytes, ...]:
         """Make a map column without entries: ``offsets`` are zeros, one more than there are rows."""
@@ -137,51 +152,70 @@ class Layout:
 
     def parts(self, count: int, columns: Columns, *nulls: int) -> list[Buffer]:
         """Make the same message in parts to be written side by side: the buffers as given, and padding."""
-        head = bytearray(self._head)
+        buffers = [*chain.from_iterable(map(columns.__getitem__, self.buffers))]
+        if list in map(type, buffers):
+            sizes = [sum(map(len, each)) if isinstance(each, list) else len(each) for each in buffers]
+        else:
+            sizes = [*map(len, buffers)]
+        head, filled = self._known_heads(count, nulls, tuple(sizes))
         parts: list[Buffer] = [head]
-        places: list[int] = []
-        at = 0
-        for buffer in chain.from_iterable(map(columns.__getitem__, self.buffers)):
+        for at, padding in filled:
+            buffer = buffers[at]
             if isinstance(buffer, list):
-                size = sum(len(piece) for piece in buffer)
                 parts += buffer
             else:
-                size = len(buffer)
                 parts.append(buffer)
+            if padding:
+                parts.append(padding)
+        return parts
+
+    def _make_head(
+        self, count: int, nulls: tuple[int, ...], sizes: tuple[int, ...]
+    ) -> tuple[bytes, list[tuple[int, bytes]]]:
+        """Make the head of a message with buffers of these sizes; tell which are not empty, and their padding."""
+        head = bytearray(self._head)
+        filled: list[tuple[int, bytes]] = []
+        places: list[int] = []
+        at = 0
+        for number, size in enumerate(sizes):
             places += (at, size)
             if size:
-                if padding := -size % _ALIGNED:
-                    parts.append(_PADDING[size % _ALIGNED])
-                at += size + padding
+                padding = _PADDING[size % _ALIGNED]
+                filled.append((number, padding))
+                at += size + len(padding)
         struct.pack_into("<q", head, self._body_at, at)
         struct.pack_into("<q", head, self._count_at, count)
-        head[self._nodes_at : self._nodes_at + self._nodes.size] = self._packed_nodes(count, nulls)
+        head[self._nodes_at : self._nodes_at + self._nodes.size] = self._pack_nodes(count, nulls)
         self._places.pack_into(head, self._buffers_at, *places)
-        return parts
+        return bytes(head), filled
 
     def decode(self, message: Buffer) -> Decoded | None:
         """Decode a message if it has our layout and no map entries; every buffer is checked to lie within it."""
         view = memoryview(message)
         begin = len(self._head)
-        # Bytes compare at once, views item by item.
-        head = bytes(view[:begin])
+        found = self._read_heads(bytes(view[:begin]))
+        if found is None or found.end > len(view):
+            return None
+        return Decoded(self, found.rows, found.nulls, [view[place] for place in found.places])
+
+    def _read_head(self, head: bytes) -> _Head | None:
+        """Read the head of a message, if it has our layout and no map entries."""
+        begin = len(self._head)
         if len(head) < begin or any(head[first:last] != fixed for first, last, fixed in self._fixed):
             return None
         (count,) = struct.unpack_from("<q", head, self._count_at)
         (size,) = struct.unpack_from("<q", head, self._body_at)
-        if size > len(view) - begin:
-            return None
         nulls = tuple(struct.unpack_from("<q", head, self._nodes_at + 8 * at)[0] for at in self._nulls_at)
         nodes = head[self._nodes_at : self._nodes_at + self._nodes.size]
-        if nodes != self._packed_nodes(count, nulls):
+        if nodes != self._pack_nodes(count, nulls):
             return None
-        places = self._places.unpack_from(head, self._buffers_at)
-        buffers = []
-        for at, length in zip(places[::2], places[1::2], strict=True):
+        numbers = self._places.unpack_from(head, self._buffers_at)
+        places = []
+        for at, length in zip(numbers[::2], numbers[1::2], strict=True):
             if at % _ALIGNED or not 0 <= at <= at + length <= size:
                 return None
-            buffers.append(view[begin + at : begin + at + length])
-        return Decoded(self, count, nulls, buffers)
+            places.append(slice(begin + at, begin + at + length))
+        return _Head(count, nulls, begin + size, places)
 
 
 def _empty_buffers(kind: pa.DataType) -> tuple[bytes, ...]:

@@ -1,0 +1,162 @@
+"""How cost grows: delivered messages by subscribers, publishers and size, beside NATS and this machine's own limit.
+
+A crowd of raw sockets in one process subscribes, another publishes, each through one selector; everything is encoded
+beforehand. A system that grows well keeps its bytes per second, whatever they are made of: the last column compares
+what all sockets got with what one loopback stream can carry here.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import selectors
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from multiprocessing.queues import Queue
+
+import bench
+from bench._peers import Headrace, Nats, Peer, available, receive_until, running, versions
+from bench.backbone import CHUNK, MAX_DATA, at, ceilings
+
+SIZE = 128
+BYTES = 256 << 20
+"""About what all sockets of a round get together."""
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+def main(argv: Sequence[str]) -> int:
+    return bench.run("growth", measure, argv)
+
+
+def measure(quick: bool) -> Iterator[bench.Table]:
+    """Measure Headrace and, if it is installed, NATS."""
+    peers: list[type[Peer]] = [peer for peer in (Headrace, Nats) if available(peer)]
+    (limit,) = (row.values[0] for row in ceilings(quick).rows if row.name.startswith("loopback"))
+    many = (1, 3) if quick else (1, 10, 100, 1000)
+    sizes = (16, 128) if quick else (16, 128, 1024, 8192, MAX_DATA)
+    cases = {
+        "subscribers": [(1, count, SIZE) for count in many],
+        "publishers": [(count, 1, SIZE) for count in many],
+        "bytes in a message": [(1, 1, size) for size in sizes],
+    }
+    for what, each in cases.items():
+        table = bench.Table(
+            f"delivered messages/s by {what}",
+            ("messages/s", "MB/s", "% of loopback"),
+            note=f"{SIZE} bytes to one subscriber unless said otherwise; {versions(peers)}",
+        )
+        for case in each:
+            name = f"{case[2] if 'bytes' in what else max(case[:2]):,}"
+            for peer, rates in _rates(peers, case, quick).items():
+                rate = statistics.median(rates)
+                speed = rate * case[2] / 1e6
+                base = f"{Nats.name} {name}" if Nats in peers and peer is not Nats else None
+                table.add(
+                    f"{peer.name} {name}",
+                    rate,
+                    speed,
+                    speed / (limit or 1) * 100,
+                    base=base,
+                    key=base is not None,
+                )
+        yield table
+
+
+def _rates(
+    peers: Sequence[type[Peer]], case: tuple[int, int, int], quick: bool
+) -> dict[type[Peer], list[float]]:
+    publishers, subscribers, size = case
+
+    def once(peer: type[Peer]) -> float:
+        with running(peer) as server:
+            each = 20 if quick else max(1, BYTES // (size + 32) // subscribers // publishers)
+            return _delivered(server, publishers, subscribers, size, each)
+
+    return bench.in_turns(peers, once, 1 if quick else 3)
+
+
+def _delivered(server: Peer, publishers: int, subscribers: int, size: int, each: int) -> float:
+    """Messages per second at all subscribers together, of ``each`` messages by each publisher."""
+    told: Queue[float] = _spawn.Queue()
+    peer, port = type(server), server.port
+    wanted = publishers * each
+    reader = _spawn.Process(target=_receive, args=(peer, port, subscribers, size, wanted, told))
+    reader.start()
+    told.get(timeout=120)
+    writer = _spawn.Process(target=_publish, args=(peer, port, publishers, size, each, told))
+    writer.start()
+    begin = told.get(timeout=120)
+    end = told.get(timeout=300)
+    for process in (reader, writer):
+        process.join()
+    return subscribers * wanted / (end - begin)
+
+
+def _receive(peer: type[Peer], port: int, count: int, size: int, wanted: int, told: Queue[float]) -> None:
+    server = at(peer, port)
+    how = server.subscribing(size)
+    buffer = bytearray(1 << 20)
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        missing = {}
+        for _ in range(count):
+            sock = stack.enter_context(server.connect())
+            sock.sendall(how.hello)
+            receive_until(sock, how.greeting)
+            selector.register(sock, selectors.EVENT_READ)
+            missing[sock] = wanted * how.message_bytes
+        told.put(0.0)
+        due = time.monotonic() + 1
+        while missing:
+            for key, _ in selector.select(0.1):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                got = sock.recv_into(buffer)
+                if not got:
+                    raise ConnectionError("a subscriber was cut off")
+                missing[sock] -= got
+                if missing[sock] <= 0:
+                    selector.unregister(sock)
+                    del missing[sock]
+            if how.keepalive and time.monotonic() > due:
+                for sock in missing:
+                    sock.sendall(how.keepalive)
+                    missing[sock] += how.keepalive_answer
+                due += 1
+        told.put(time.time())
+
+
+def _publish(peer: type[Peer], port: int, count: int, size: int, each: int, told: Queue[float]) -> None:
+    server = at(peer, port)
+    message = server.publication(bytes(size))
+    chunk = memoryview(message * max(1, CHUNK // len(message)))
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        publishers = [stack.enter_context(server.connect()) for _ in range(count)]
+        left = dict.fromkeys(publishers, each * len(message))
+        for sock in publishers:
+            sock.setblocking(False)
+            selector.register(sock, selectors.EVENT_WRITE)
+        told.put(time.time())
+        while left:
+            for key, _ in selector.select():
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                # The chunk repeats a message, so that what was sent of the last one is cut off its front.
+                begin = -left[sock] % len(message)
+                left[sock] -= sock.send(chunk[begin : begin + left[sock]])
+                if not left[sock]:
+                    selector.unregister(sock)
+                    del left[sock]
+        if peer is Nats:
+            # It forgets what it has not yet read when a publisher goes.
+            for sock in publishers:
+                sock.setblocking(True)
+                sock.sendall(b"PING\r\n")
+                receive_until(sock, b"PONG\r\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
