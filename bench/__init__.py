@@ -200,6 +200,10 @@ def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=measure.__doc__)
     add_options(parser)
     options = parser.parse_args(argv)
+    if options.check and not options.check.exists():
+        parser.error(
+            f"{options.check} has no ratios to compare with: --json writes them, as `make bench` does"
+        )
     global settle_seconds
     settle_seconds = 0.0 if options.quick else settle_seconds
     tables = []

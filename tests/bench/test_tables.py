@@ -98,3 +98,9 @@ def test_tables_with_key_ratios_are_drawn(tmp_path: Path) -> None:
     texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[0] == "a table (longer is better)"
     assert "250 (2.5x)" in texts
+
+
+def test_without_a_record_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.run("one", measure(1), ["--check", str(tmp_path / "none.json")])
+    assert "has no ratios to compare with" in capsys.readouterr().err
