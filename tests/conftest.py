@@ -22,6 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests import jvm
 
+from headrace.net.server.machine import log_disk
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -206,3 +208,12 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(self.format(record))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_loop() -> None:
+    """Let hubs in tests wait for their appends: on a busy machine the writing thread may not get the processor in time.
+
+    A test whose disk hangs sets the patience that hubs have.
+    """
+    log_disk.PATIENCE = 30.0  # type: ignore[misc]

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,11 +18,13 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import aiohttp
+import cbor2
 from tests.net import attribute_peers as attribute
 from tests.net import spp_peer as spp
 from tests.net.linkpeer import LinkPeer, link_peer, rows
 from tests.net.raw import SECONDS, TcpPeer, UdpPeer, ack, keepalive, push, until
 
+from headrace.config import Address
 from headrace.net.server.process import Server
 
 ROOT, SOME, NONE = "a0" * 12, "b0" * 12, "c0" * 12
@@ -68,6 +71,8 @@ class Cell(NamedTuple):
     action: str
     attempt: Callable[[Server, Who], Awaitable[bool]]
     login: bool
+    route: tuple[str, str] = ("", "")
+    """At the http door: the method and the path."""
 
     def __str__(self) -> str:
         return f"{self.door} {self.action}"
@@ -187,6 +192,19 @@ async def _some(stream: TcpPeer) -> bytes:
         return await stream.read(1)
     except AssertionError:
         return b""
+
+
+async def parcel_ask(server: Server, who: Who) -> bool:
+    """Ask how far the sequence is, which needs no introduction."""
+    address = Address.parse(server.doors["parcel"])
+    loop = asyncio.get_running_loop()
+    with socket.create_connection((address.host, address.port), SECONDS, (source_of(who), 0)) as sock:
+        sock.setblocking(False)
+        asked = {"is_response": False, "parcel_type": "SeqReq", "id": 0x1234, "size": 0, "body": "Empty"}
+        encoded = cbor2.dumps(asked)
+        await loop.sock_sendall(sock, bytes([len(encoded)]) + encoded)
+        async with asyncio.timeout(SECONDS):
+            return b"SeqRes" in await loop.sock_recv(sock, 256)
 
 
 # SPP and SDK
@@ -372,6 +390,44 @@ def http_attempt(method: str, path: str, body: dict[str, Any] | None = None) -> 
     return attempt
 
 
+HTTP: Final[dict[str, tuple[str, str, dict[str, Any] | None]]] = {
+    "publish": ("POST", "/api/messages", {"topic": "fleet/1", "payload": "x"}),
+    "publish to a topic": ("POST", "/v1/publish/fleet/1", None),
+    "append to a stream": ("POST", "/v1/stream/fleet/2", {"n": 1}),
+    "create a stream": ("PUT", "/v1/stream/fleet/new", None),
+    "read a stream": ("GET", "/v1/stream/fleet/1", None),
+    "look at a stream": ("HEAD", "/v1/stream/fleet/1", None),
+    "delete a stream": ("DELETE", "/v1/stream/fleet/none", None),
+    "reset a consumer": ("POST", "/api/consumers/reset", {"consumer": "x", "to": 1}),
+    "remove a consumer": ("POST", "/api/consumers/remove", {"consumer": "x"}),
+    "deliver again": ("POST", "/api/consumers/redeliver", {"consumer": "x", "topic": "dead/x"}),
+    "read one": ("GET", "/api/messages/1", None),
+    "service": ("GET", "/api/service?id=fleet/1", None),
+    "a service's changes": ("GET", "/api/service/events?id=fleet/1", None),
+    "a service for everybody": ("GET", "/v1/service/fleet/1", None),
+    "topics": ("GET", "/api/topics", None),
+    "subscriptions": ("GET", "/api/subscriptions", None),
+    "try a subscription": ("POST", "/api/subscriptions/try", {}),
+    "connections": ("GET", "/api/connections", None),
+    "close a connection": ("POST", "/api/connections/close", {}),
+    "settings": ("GET", "/api/settings", None),
+    "seal": ("POST", "/api/log/seal", None),
+    "vouch": ("POST", "/api/cluster/vouch", None),
+}
+"""What is asked over http, by what it does."""
+
+FOR_ANYBODY: Final = frozenset({"/login", "/logout", "/metrics", "/healthz", "/readyz", "/sdk/sub/preauth"})
+"""Paths that ask nobody who it is, besides the dashboard's pages; the last has a switch of its own."""
+
+BY_RIGHTS: Final = frozenset(
+    {
+        "/api/me", "/api/status", "/api/history", "/api/events", "/api/messages", "/api/tail",
+        "/api/services", "/api/consumers",
+    }
+)  # fmt: skip
+"""Paths that answer whoever is known, with what it may see."""
+
+
 def refusals(server: Server, door: str) -> int:
     """Count what the door has refused for want of a right."""
     return sum(
@@ -394,6 +450,7 @@ CELLS: Final = [
     Cell("router", "admin", heartbeat_at(attribute.RouterPeer), login=False),
     Cell("dispatcher", "admin", heartbeat_at(attribute.DispatcherPeer), login=False),
     Cell("status", "admin", heartbeat_at(attribute.StatusPeer), login=False),
+    Cell("parcel", "admin", parcel_ask, login=False),
     Cell("spp", "see", spp_see, login=True),
     Cell("spp", "change", spp_change, login=True),
     Cell("sdk", "read", sdk_read, login=True),
@@ -402,22 +459,10 @@ CELLS: Final = [
         for door in ("tube_tcp", "tube_ws")
         for name in LINK
     ),
-    Cell(
-        "http", "publish", http_attempt("POST", "/api/messages", {"topic": "fleet/1", "payload": "x"}), True
+    *(
+        Cell("http", name, http_attempt(method, path, body), True, (method, path.partition("?")[0]))
+        for name, (method, path, body) in HTTP.items()
     ),
-    Cell("http", "publish to a topic", http_attempt("POST", "/v1/publish/fleet/1"), True),
-    Cell("http", "append to a stream", http_attempt("POST", "/v1/stream/fleet/2", {"n": 1}), True),
-    Cell("http", "create a stream", http_attempt("PUT", "/v1/stream/fleet/new"), True),
-    Cell("http", "read a stream", http_attempt("GET", "/v1/stream/fleet/1"), True),
-    Cell("http", "delete a stream", http_attempt("DELETE", "/v1/stream/fleet/none"), True),
-    Cell("http", "remove a consumer", http_attempt("POST", "/api/consumers/remove", {"consumer": "x"}), True),
-    Cell("http", "read one", http_attempt("GET", "/api/messages/1"), True),
-    Cell("http", "service", http_attempt("GET", "/api/service?id=fleet/1"), True),
-    Cell("http", "subscriptions", http_attempt("GET", "/api/subscriptions"), True),
-    Cell("http", "connections", http_attempt("GET", "/api/connections"), True),
-    Cell("http", "settings", http_attempt("GET", "/api/settings"), True),
-    Cell("http", "seal", http_attempt("POST", "/api/log/seal"), True),
-    Cell("http", "vouch", http_attempt("POST", "/api/cluster/vouch"), True),
 ]
 """Everything that is tried."""
 

@@ -164,6 +164,15 @@ class TestLink:
             # One that may read more would lack what is passed over.
             told = await other.ask(op="follow", id=2, consumer="fleet-part")
             assert told["error"] == "conflict"
+        # So it would after those have gone, and whatever was done in between.
+        async with link_as(server, ROOT) as later:
+            told = await later.ask(op="follow", id=2, consumer="fleet-part")
+            assert (told["error"], "other rights" in told["reason"]) == ("conflict", True)
+            assert (await later.ask(op="consumers", id=3, action="remove", consumer="fleet-part"))["ok"]
+            await later.say(op="follow", id=4, consumer="fleet-part", **{"from": 1})
+            head, _ = await later.hear()
+            assert head["id"] == 4
+            assert "error" not in head
 
     @pytest.mark.parametrize("topic", ["town", "fleet/secret/key"])
     async def test_one_topic_that_it_may_not_read_is_refused(self, server: Server, topic: str) -> None:

@@ -121,6 +121,9 @@ def test_the_backbone_has_no_datagrams_under_tls(tls: TlsHub) -> None:
         # The system says that nobody is there.
         with pytest.raises(ConnectionRefusedError):
             sock.recv(100)
+    told = tls.hub._running.status()["tls"]
+    assert told["doors"] == sorted(DOORS)  # type: ignore[index]
+    assert "TCP only" in told["shut"]["fyrehose/udp"]  # type: ignore[index]
 
 
 async def test_who_knows_no_authority_is_told_what_to_do(tls: TlsHub) -> None:

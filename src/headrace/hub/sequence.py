@@ -226,6 +226,11 @@ class Hub:
         self.refuse(refused, error, "storage")
         self.relieved()
 
+    @property
+    def appended_op(self) -> int:
+        """The last operation that this hub has appended; a thread may be about to append the next."""
+        return self._appended[-1].batch.last_op if self._appended else self.log.head_op
+
     def appended_from(self, op: int) -> list[Batch]:
         """Return the batches from an operation on that are appended and not committed."""
         found: list[Batch] = []

@@ -200,6 +200,11 @@ class Log:
         return self._writing.locked()
 
     @property
+    def busy(self) -> bool:
+        """Whether an append could have to wait: for a sync, for another thread, or for a new tail that it begins."""
+        return self.syncing or self.writing or self._segments[-1].size >= self._segment_bytes
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments, oldest first; the last is the open tail."""
         return self._segments

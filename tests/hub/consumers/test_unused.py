@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headrace.hub.consumers.cursors import Consumers, Terms, create
+from headrace.hub.consumers.cursors import Consumers, Terms, create, use
 from headrace.hub.consumers.unused import GRACE_SECONDS, UnusedConsumers
 
 
@@ -34,3 +34,19 @@ def test_a_member_keeps_it_and_the_time_runs_from_when_it_left() -> None:
 def test_one_that_has_everything_is_left_alone() -> None:
     unused = UnusedConsumers(consumers(60), 100.0)
     assert unused.look(0.0, 60) == unused.look(1000.0, 60) == []
+
+
+def test_the_word_of_another_node_keeps_it() -> None:
+    known = consumers(1)
+    unused = UnusedConsumers(known, 100.0)
+    for now in (0.0, 90.0, 180.0):
+        known.apply("from 1", use("from 1").run[0], 0, 7)
+        assert unused.look(now, 60) == []
+    assert unused.look(279.0, 60) == []
+    assert len(unused.look(280.0, 60)) == 1
+
+
+def test_only_of_what_looks_unused_is_it_said_to_be_in_use() -> None:
+    known = consumers(1, 50, 100)
+    known.members = lambda name: int(name != "from 50")
+    assert [each.name for each in UnusedConsumers(known, 100.0).in_use(60)] == ["from 1"]

@@ -15,6 +15,7 @@ from tests.net.cluster.test_node import Make, Nodes, kept, link_of, until
 
 from headrace import web
 from headrace.cluster.membership import SILENCE_SECONDS
+from headrace.net.server.machine import log_disk
 from headrace.net.server.process import Server
 
 
@@ -51,6 +52,7 @@ CALLS = ("fsync", "fdatasync", "pwritev", "pwrite")
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    monkeypatch.setattr(log_disk, "PATIENCE", 0.02)
     played = Disk()
     for name in CALLS:
         monkeypatch.setattr(os, name, played.waiting(name, getattr(os, name)))
@@ -83,8 +85,14 @@ async def asked(server: Server, path: str) -> tuple[int, dict[str, Any]]:
         return answer.status, await answer.json()
 
 
-@pytest.mark.parametrize("fsync", ["interval", "always"])
-async def test_a_primary_whose_disk_hangs_is_told_and_gives_way(make: Make, disk: Disk, fsync: str) -> None:
+@pytest.mark.parametrize(
+    ("fsync", "first"),
+    [("interval", CALLS[:2]), ("always", CALLS[:2]), ("never", CALLS)],
+    ids=["a sync hangs, interval", "a sync hangs, always", "an append hangs first"],
+)
+async def test_a_primary_whose_disk_hangs_is_told_and_gives_way(
+    make: Make, disk: Disk, fsync: str, first: tuple[str, ...]
+) -> None:
     nodes = await make(f"log.fsync={fsync}")
     primary = await nodes.work()
     number = next(number for number, server in nodes.servers.items() if server is primary)
@@ -94,7 +102,7 @@ async def test_a_primary_whose_disk_hangs_is_told_and_gives_way(make: Make, disk
         await link.publish(b"before")
     await until("all have it", lambda: all(each.hub.log.head == 1 for each in others))
 
-    disk.hang(nodes.data(number), "fsync", "fdatasync")
+    disk.hang(nodes.data(number), *first)
     sent = [asyncio.create_task(publish(primary, b"%d" % place)) for place in range(3)]
     await until("it is slow", lambda: primary._cluster._replication._disk.slow)  # type: ignore[union-attr]
     # From here on not even the system's cache takes anything.

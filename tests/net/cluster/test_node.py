@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.certificates import HERE, Authority
@@ -454,3 +455,24 @@ async def test_a_node_that_failed_to_sync_takes_no_part_any_more(
     number = next(number for number, server in nodes.servers.items() if server is failing)
     with pytest.raises(StorageError, match="the disk failed"):
         await nodes.stop(number)
+
+
+async def test_a_node_tells_the_primary_which_consumers_have_members(make: Make) -> None:
+    """Whoever is connected to another node than the primary uses its consumer all the same."""
+    nodes = await make()
+    primary = await nodes.work()
+    backup = next(server for server in nodes.servers.values() if server is not primary)
+    async with link_of(backup) as link:
+        await link.publish(b"old")
+        async with link.consumer("c", from_seq=1) as consumer:
+            assert (await anext(aiter(consumer))).payload == b"old"
+            for server in nodes.servers.values():
+                days_later = server._clock.now() + 200 * 86_400_000_000
+                server.maintenance._clock = SimpleNamespace(now=lambda late=days_later: late)  # type: ignore[assignment]
+            known = primary.consumers.get("c")
+            assert known is not None
+            await primary.maintenance.tidy()
+            assert known.uses == 0
+            await backup.maintenance.tidy()
+            await until("the primary has heard of it", lambda: known.uses == 1)
+            assert known.floor == 0

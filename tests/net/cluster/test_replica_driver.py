@@ -35,8 +35,8 @@ from headrace.log.replication_frames import pack
 from headrace.log.watermark import COMMITTED
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import replica_driver
-from headrace.net.cluster.node_disk import NodeDisk
 from headrace.net.cluster.replica_driver import ReplicaDriver
+from headrace.net.server.machine.log_disk import LogDisk
 from headrace.wire.parcel.body import (
     Commit,
     GetState,
@@ -110,6 +110,9 @@ class Prompt(Slow):
             self.go_on()
         return future
 
+    def wait(self, future: Future[Any], _seconds: float) -> bool:
+        return future.done()
+
 
 class Node:
     """One of three, as it is when it starts again."""
@@ -127,9 +130,9 @@ class Node:
         kept: StoredState = replace(remember(log, state), **kept_as)
         self.writer = Prompt()
         self.ticks = 0
-        self.driver = ReplicaDriver(
-            me, 3, self.hub, kept, self.around, passing, NodeDisk(log, self.disk, self.writer)
-        )
+        disk = LogDisk(log, self.disk, self.writer)
+        disk.keep_note()
+        self.driver = ReplicaDriver(me, 3, self.hub, kept, self.around, passing, disk)
         self.driver.start(self._ticked)
 
     def _ticked(self, _now: float) -> None:

@@ -66,6 +66,9 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``topic``, ``origin`` and ``where`` choose its messages, as in a ``follow``; its own dead letters are never among
     them. ``max_tries`` 0 means no limit; ``dead_letter`` defaults to ``dead/NAME``.
+
+    What its members may not read is passed over, and done. So the rights of whoever creates it are terms, too: somebody
+    with other rights would miss messages, or be kept from some.
     """
 
     topic: str | None = None
@@ -74,11 +77,17 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
     ack_seconds: float = 30.0
     max_tries: int = 10
     dead_letter: str | None = None
+    readable: tuple[str, ...] | None = None
+    """Patterns of the topics that its members may read; ``None`` for all."""
+    denied: tuple[str, ...] = ()
+    """Patterns of topics that they may not read all the same."""
 
     @property
     def selects(self) -> bool:
         """Whether they choose among the messages; otherwise all are the consumer's."""
-        return not (self.topic is None and self.origin is None and not self.where)
+        return self != Terms(
+            ack_seconds=self.ack_seconds, max_tries=self.max_tries, dead_letter=self.dead_letter
+        )
 
 
 class Lag(NamedTuple):
@@ -97,7 +106,7 @@ def lag_facts(lag: Lag) -> dict[str, int | bool]:
 class Consumer:
     """One consumer: its terms and its cursor. Only log entries change it."""
 
-    __slots__ = ("_done", "created", "dead", "floor", "lost", "name", "passed_over", "since", "terms")
+    __slots__ = ("_done", "created", "dead", "floor", "lost", "name", "passed_over", "since", "terms", "uses")
 
     def __init__(self, name: str, terms: Terms, floor: int, created: int, since: int) -> None:
         self.name = name
@@ -114,6 +123,8 @@ class Consumer:
         """Numbers that retention removed before they were done."""
         self.passed_over = 0
         """Up to here there may be messages under its dead-letter topic, which are not its own and not done either."""
+        self.uses = 0
+        """How often some node of a cluster has said that it is in use, since this one started."""
         self._done = Ranges(MAX_RANGES)
 
     @property
@@ -242,6 +253,12 @@ class Consumers:
         if known.terms != terms:
             fields = Terms.__struct_fields__
             differing = [field for field in fields if getattr(known.terms, field) != getattr(terms, field)]
+            if set(differing) <= {"readable", "denied"}:
+                raise RefusedError(
+                    "conflict",
+                    f"consumer {name!r} was created with other rights to read, and has passed over what those leave"
+                    " out: take another name, or remove it first",
+                )
             raise RefusedError("conflict", f"consumer {name!r} has another {', '.join(differing)}")
         return None
 
@@ -273,6 +290,8 @@ class Consumers:
         elif order.remove:
             self._remove(consumer)
             self._notify(ConsumerRemoved(consumer))
+        elif order.use:
+            consumer.uses += 1
 
     def follow(self, batch: Batch) -> None:
         """Note messages under dead-letter topics that are nobody's own dead letters."""
@@ -382,6 +401,11 @@ def remove(name: str) -> Batch:
     return _entry(name, _Order(remove=True))
 
 
+def use(name: str) -> Batch:
+    """Make the entry that says that a consumer is in use, at a node of a cluster."""
+    return _entry(name, _Order(use=True))
+
+
 class Burial(NamedTuple):
     """Dead letters, if there are any, and the entry to be appended right after them."""
 
@@ -431,6 +455,7 @@ class _Order(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "
     start: _Seq = 1
     reset: _Seq | None = None
     remove: bool = False
+    use: bool = False
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):

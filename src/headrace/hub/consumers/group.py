@@ -20,7 +20,7 @@ Nothing here has a socket, a thread or a clock: a driver supplies :attr:`~Consum
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -66,15 +66,13 @@ Read: TypeAlias = Callable[[int, int, int, WhenRead], None]
 class ConsumerFilter:
     """Selects a consumer's messages: those that its terms choose, except its own dead letters.
 
-    What its members may not read, by patterns of topics that are ``readable`` and ``denied``, is passed over as well.
+    What its members may not read is passed over as well.
     """
 
-    def __init__(
-        self, consumer: Consumer, readable: Collection[str] | None = None, denied: Collection[str] = ()
-    ) -> None:
+    def __init__(self, consumer: Consumer) -> None:
         terms = consumer.terms
         where = parse_where(terms.where or {})
-        self._filter = Filter(terms.topic, terms.origin, where, readable=readable, denied=denied)
+        self._filter = Filter(terms.topic, terms.origin, where, readable=terms.readable, denied=terms.denied)
         self.topics = self._filter.topics
         self._dead_letter = consumer.dead_letter
 

@@ -1,8 +1,11 @@
 """Durable consumers that nobody uses any more: found by the age of what waits for them.
 
 A consumer without members keeps messages from being trimmed, and takes a place among those there may be. It counts as
-unused when the oldest message that it has not acknowledged is older than a bound, and it has had no member here for as
+unused when the oldest message that it has not acknowledged is older than a bound, and it has had no member for as
 long, or for :data:`GRACE_SECONDS` if that is less. One that has everything waits for nothing, and costs nothing.
+
+The hub that numbers messages removes them. Other nodes of its cluster, and its frontends, tell it which they have
+members of, by entries of the log: only of those that it could take for unused.
 """
 
 from __future__ import annotations
@@ -21,17 +24,27 @@ class UnusedConsumers:
     def __init__(self, known: Consumers, seconds: float) -> None:
         self._known = known
         self._grace = min(seconds, GRACE_SECONDS)
-        self._used: dict[int, float] = {}
-        """When each was last seen in use, by the entry that created or reset it."""
+        self._used: dict[int, tuple[float, int]] = {}
+        """When each was last seen in use, and its uses then, by the entry that created or reset it."""
 
     def look(self, now: float, recent: int) -> list[Consumer]:
         """Return the unused ones; messages before number ``recent`` are older than the bound."""
-        used: dict[int, float] = {}
+        used: dict[int, tuple[float, int]] = {}
         found: list[Consumer] = []
         for consumer in self._known:
-            in_use = self._known.members(consumer.name) > 0
-            last = used[consumer.since] = now if in_use else self._used.get(consumer.since, now)
+            last, uses = self._used.get(consumer.since, (now, consumer.uses))
+            if self._known.members(consumer.name) > 0 or uses != consumer.uses:
+                last = now
+            used[consumer.since] = last, consumer.uses
             if consumer.floor + 1 < recent and now - last >= self._grace:
                 found.append(consumer)
         self._used = used
         return found
+
+    def in_use(self, recent: int) -> list[Consumer]:
+        """Return those with members here that could be taken for unused elsewhere."""
+        return [
+            consumer
+            for consumer in self._known
+            if consumer.floor + 1 < recent and self._known.members(consumer.name) > 0
+        ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -37,12 +37,13 @@ from headrace.log import Log
 from headrace.log.snapshot import Snapshot
 from headrace.log.start_after_snapshot import install
 from headrace.message import node_id
-from headrace.net.cluster.node_disk import NodeDisk
 from headrace.net.cluster.parcel_door import MAX_QUEUED, ParcelHost, ParcelStream
 from headrace.net.cluster.peer_connections import DialledStream
 from headrace.net.cluster.replica_driver import ReplicaDriver
 from headrace.net.cluster.settings import addresses_of
 from headrace.net.cluster.transfers import Snapshots
+from headrace.net.server.machine.log_disk import LogDisk
+from headrace.net.server.machine.writer_thread import Writer, WriterThread
 from headrace.wire.parcel.body import (
     Ack,
     GetSnapshot,
@@ -62,10 +63,10 @@ logger = logging.getLogger("headrace")
 class ClusterNode(ParcelHost):
     """This node's part in its cluster."""
 
-    def __init__(self, settings: Settings, disk: Executor, writer: Executor | None = None) -> None:
+    def __init__(self, settings: Settings, disk: Executor, writer: Writer | None = None) -> None:
         self._settings = settings
         self._threads = disk
-        self._writer = writer or ThreadPoolExecutor(1, "headrace-writer")
+        self._writer: Writer = writer or WriterThread()
         self._name = settings.node.name
         self._id = node_id(settings.node.name)
         self.membership: Membership
@@ -117,7 +118,8 @@ class ClusterNode(ParcelHost):
         self._primary.schedule = self._schedule
         hub.sequencer = self._primary
         self._snapshots = Snapshots(hub, self._has_fetched, self._now, self._make_snapshot)
-        disk = NodeDisk(hub.log, self._threads, self._writer)
+        disk = LogDisk(hub.log, self._threads, self._writer)
+        disk.keep_note()
         self._replication = ReplicaDriver(
             self._id, self.membership.size, hub, self._stored, self, self._primary, disk
         )

@@ -36,6 +36,7 @@ from headrace.cluster.membership import (
 )
 from headrace.config import Address
 from headrace.errors import UnexpectedError, WireError
+from headrace.hub.access.principal import Action
 from headrace.hub.sequence import Hub
 from headrace.net.cluster.parcel_authentication import ParcelTags
 from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
@@ -214,6 +215,9 @@ class ParcelStream(DoorConnection[Any]):
             access = self.door.context.access
             access.turned_away(self.door.name, self.name, self.principal.name, "unknown")
             self.refuse("not-allowed", "auth.required is on: only nodes of the cluster are answered")
+            return
+        if not (self._tags.greeted or self.may(Action.ADMIN)):
+            self.refuse("not-allowed", "only nodes of the cluster are answered, and who has the right admin")
             return
         now = self.loop.time()
         membership = self.host.membership

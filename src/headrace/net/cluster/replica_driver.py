@@ -2,8 +2,8 @@
 
 Every input (a parcel, time, an append of the hub's own, a sync) goes to the :class:`~headrace.cluster.Replica`. The
 effects that come back are carried out in order, each before the next; those of an input that comes meanwhile wait. An
-effect that waits for the disk is a **step**, done by a thread (:mod:`~headrace.net.cluster.node_disk`). Until it is
-done, inputs wait and nothing is numbered here, but the event loop goes on.
+effect that waits for the disk is a **step**, done by a thread (:mod:`~headrace.net.server.machine.log_disk`). Until it
+is done, inputs wait and nothing is numbered here, but the event loop goes on.
 
 While this node is primary, a majority answers it, and all that earlier views left is committed, its hub numbers
 messages itself (``Hub.sequencer`` is ``None``). At all other times messages go to the primary, or wait for one
@@ -51,8 +51,8 @@ from headrace.hub.sequence import Hub, WhenWritten
 from headrace.hub.sequencer import Sequencer
 from headrace.log.replication_frames import unpack
 from headrace.message import Batch
-from headrace.net.cluster.node_disk import NodeDisk
 from headrace.net.cluster.transfers import between, numbered, served
+from headrace.net.server.machine.log_disk import LogDisk, failure_of
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ReplicaDriver:
         stored: StoredState | None,
         node: ClusterNode,
         relay: Sequencer,
-        disk: NodeDisk,
+        disk: LogDisk,
     ) -> None:
         self._me = me
         self._size = size
@@ -301,6 +301,18 @@ class ReplicaDriver:
 
     def _step(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Have the disk do something; ``then`` takes note of it, and what follows waits for that."""
+        self._stepping = self._hub.paused = True
+        self._disk.in_order(work, self._ending(then))
+
+    def _append_to_log(self, batches: Sequence[Batch], ended: Callable[[Future[None]], None]) -> bool:
+        """Append batches; if the disk takes long, that is a step, which ends with ``ended``."""
+        if self._disk.append(batches, ended):
+            return True
+        self._stepping = self._hub.paused = True
+        return False
+
+    def _ending(self, then: Callable[[T], None]) -> Callable[[Future[T]], None]:
+        """Return what ends a step."""
 
         def ended(done: Future[T]) -> None:
             self._stepping = False
@@ -313,25 +325,17 @@ class ReplicaDriver:
                 self._break_off(error)
             self._work()
 
-        self._stepping = self._hub.paused = True
-        self._disk.in_order(work, ended)
+        return ended
 
     def _write(self, batches: Sequence[Batch], told: WhenWritten) -> bool:
-        """Append what the hub has numbered: at once, or in a thread if the disk is slow."""
-        append = partial(self._hub.log.append, batches)
-        if not self._disk.must_wait:
-            self._disk.at_once(append)
-            return True
+        """Append what the hub has numbered."""
 
-        def attempt() -> HeadraceError | None:
-            try:
-                append()
-            except HeadraceError as error:
-                return error
-            return None
+        def ended(done: Future[None]) -> None:
+            self._stepping = False
+            told(failure_of(done))
+            self._work()
 
-        self._step(attempt, told)
-        return False
+        return self._append_to_log(batches, ended)
 
     def _break_off(self, error: HeadraceError) -> None:
         """Drop the replica, and begin anew: the disk did not do what the replica believes."""
@@ -433,10 +437,7 @@ class ReplicaDriver:
             if self._is_ours(uuid):
                 self._queue.appendleft((Append(first, last), batches, uuid))
                 self._step(partial(join, uuid), joined)
-        elif self._disk.must_wait:
-            self._step(partial(log.append, appended), followed)
-        else:
-            self._disk.at_once(partial(log.append, appended))
+        elif self._append_to_log(appended, self._ending(followed)):
             followed()
 
     def _cut_back(self, last: int) -> None:

@@ -21,6 +21,7 @@ from headrace.net.fyrehose.tcp import FyrehoseTcpDoor
 from headrace.net.fyrehose.udp import FyrehoseUdp
 from headrace.net.server.accepting.door import DoorContext
 from headrace.net.server.accepting.recording import recorded_datagrams
+from headrace.net.server.accepting.tls import NO_DATAGRAMS
 from headrace.wire.fyrehose.packet import COOKIE_BYTES
 
 logger = logging.getLogger("headrace")
@@ -37,7 +38,9 @@ class FyrehoseDoor(FyrehoseTcpDoor):
         self.udp: FyrehoseUdp | None = None
         if udp is not None:
             self.udp = FyrehoseUdp(context, self.backbone, recorded_datagrams(udp, "fyrehose"))
-        elif context.entrance.tls.accepts("fyrehose") is None:
+        elif context.entrance.tls.accepts("fyrehose") is not None:
+            logger.info("%s", NO_DATAGRAMS)
+        else:
             logger.warning(
                 "listen.fyrehose is an IPv6 address: the backbone serves TCP only, since fyrehose addresses"
                 " datagrams by IPv4"

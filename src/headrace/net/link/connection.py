@@ -279,9 +279,13 @@ class LinkConnection:
         """Number of open streams."""
         return len(self._streams)
 
+    def open_streams(self) -> list[LinkStream]:
+        """Return its streams, as they are now."""
+        return list(self._streams.values())
+
     def pump(self) -> None:
         """Go on with every stream."""
-        for stream in list(self._streams.values()):
+        for stream in self.open_streams():
             stream.pump()
 
     def tick(self, now: float, handshake_seconds: float) -> None:

@@ -127,8 +127,6 @@ class LinkConsumers:
         self._known = known
         self._readers = readers
         self._groups: dict[str, ConsumerGroup] = {}
-        self._rights: dict[str, Rights] = {}
-        """What the members of each group may read."""
         self._members = 0
         self._entries = TurnEntries(hub.submit, lambda act: asyncio.get_running_loop().call_soon(act))
         known.observer = self._observe
@@ -148,7 +146,6 @@ class LinkConsumers:
             group.tick(now)
             if group.idle:
                 del self._groups[name]
-                del self._rights[name]
 
     def stop(self) -> None:
         """Stop reading the log: the hub is stopping."""
@@ -171,6 +168,7 @@ class LinkConsumers:
         consumer = self._known.get(name)
         if consumer is not None and terms == Terms():
             terms = consumer.terms
+        terms = _with_rights(terms, connection.principal.rights(Action.READ))
         start = self._log.head + 1 if request.from_seq is None else request.from_seq
         if consumer is None:
             self._check_place("from", start)
@@ -280,22 +278,15 @@ class LinkConsumers:
 
     def _join(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
         group = self._groups.get(name)
-        rights = connection.principal.rights(Action.READ)
         if group is None:
-            group = self._groups[name] = self._group(self._get(name), rights)
-            self._rights[name] = rights
-        elif self._rights[name] != rights:
-            # What some of its members may not read would be passed over for all of them.
-            raise RefusedError(
-                "conflict", f"consumer {name!r} is in use by others that may read other topics"
-            )
+            group = self._groups[name] = self._group(self._get(name))
         member = Member(request.id, connection, group, self._members, request.credit)
         self._members += 1
         group.join(member)
         connection.stream(member)
 
-    def _group(self, consumer: Consumer, rights: Rights) -> ConsumerGroup:
-        loop, wanted = asyncio.get_running_loop(), ConsumerFilter(consumer, rights.allowed, rights.denied)
+    def _group(self, consumer: Consumer) -> ConsumerGroup:
+        loop, wanted = asyncio.get_running_loop(), ConsumerFilter(consumer)
 
         def read(first: int, last: int, room: int, reply: WhenRead) -> None:
             def done(future: asyncio.Future[Found]) -> None:
@@ -321,7 +312,6 @@ class LinkConsumers:
                 group.restart()
             case ConsumerRemoved(consumer):
                 del self._groups[consumer.name]
-                del self._rights[consumer.name]
                 group.end(RefusedError("missing", f"consumer {consumer.name!r} was removed"))
             case RangesForgotten(_, settled):
                 group.again(settled)
@@ -353,6 +343,16 @@ def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> 
         rows = rows.slice(0, count)
         at = rows.column("seq")[count - 1].as_py() + 1
     return Found(at - 1, rows, spans(rows.column("seq").to_numpy()), body)
+
+
+def _with_rights(terms: Terms, rights: Rights) -> Terms:
+    """Bind terms to what a member may read; in whatever order its rights are written, they are the same."""
+    everything = rights.allowed is None or "**" in rights.allowed
+    return msgspec.structs.replace(
+        terms,
+        readable=None if everything else tuple(sorted(set(rights.allowed or ()))),
+        denied=tuple(sorted(set(rights.denied))),
+    )
 
 
 def _terms(request: ask.FollowRequest) -> Terms:

@@ -27,6 +27,7 @@ from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.operations import LinkOperations
 from headrace.net.link.row_bodies import row_cache
+from headrace.net.link.stream_rounds import StreamRounds
 from headrace.net.server.accepting.door import DoorContext
 from headrace.net.server.accepting.entrance import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO
 from headrace.net.server.accepting.tls import certificate_names
@@ -65,6 +66,7 @@ class LinkDoor:
         self.consumers = LinkConsumers(context.hub, context.parts.consumers, context.readers)
         self.operations = LinkOperations(context, self._cache, self.consumers, status, reports)
         self._connections: set[LinkConnection] = set()
+        self._rounds = StreamRounds(self._connections)
         self._servers: list[TubeServer] = []
 
     async def open(self, transport: Transport, sock: socket.socket) -> None:
@@ -104,8 +106,7 @@ class LinkDoor:
         elif batches:
             self._cache.encode(batches)
         if (batches and self._cache.readers) or self.operations.waiting.count:
-            for connection in self._connections:
-                connection.pump()
+            self._rounds.begin()
         self.consumers.deliver()
 
     def tick(self, now: float) -> None:

@@ -27,9 +27,12 @@ class FilterBudget:
         self.most = 0
         """The most that a turn has taken."""
 
-    def glance(self, batches: int) -> bool:
-        """Take what deciding about whole batches costs, if there is room for it."""
-        return self._take(1 + batches)
+    def glance(self, batches: int, unknown: int = 0) -> bool:
+        """Take what deciding about whole batches costs, if there is room for it.
+
+        ``unknown`` topics are new to the filter's pattern, which has to be matched.
+        """
+        return self._take(1 + batches + _EACH * unknown)
 
     def apply(self, rows: int) -> bool:
         """Take what applying a filter to rows costs, if there is room for it."""

@@ -103,6 +103,10 @@ class RowChunk:
         """Return what passes a filter, if somebody has asked for it before."""
         return self._pieces.get(wanted)
 
+    def unknown_topics(self, wanted: Filter) -> int:
+        """Return how many topics of whole batches are new to a filter."""
+        return sum(not wanted.topics.knows(batch.topic) for batch in self.batches)
+
     def at_a_glance(self, wanted: Filter) -> Piece | None:
         """Return what passes a filter, if that is decided by what whole batches have in common."""
         passing = {wanted.passes(batch) for batch in self.batches}

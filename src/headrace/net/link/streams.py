@@ -281,7 +281,7 @@ class RowStream(LogStream):
         if wanted is None:
             return chunk.whole()
         found = chunk.known(wanted)
-        if found is None and self._budget.glance(len(chunk.batches)):
+        if found is None and self._budget.glance(len(chunk.batches), chunk.unknown_topics(wanted)):
             found = chunk.at_a_glance(wanted)
         if found is None:
             rows = chunk.last - chunk.first + 1

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -47,15 +48,17 @@ from headrace.net.server.access.audit_file import AuditFile
 from headrace.net.server.access.reloading import Reloading
 from headrace.net.server.access.used_token_files import UsedTokenFiles
 from headrace.net.server.doors import DoorOpener
-from headrace.net.server.log.large_appends import LargeAppends
 from headrace.net.server.log.maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.log.repeat_comparison import in_threads
+from headrace.net.server.machine.log_disk import LogDisk, let_append
 from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.net.server.machine.steady_clock import SteadyClock
+from headrace.net.server.machine.writer_thread import WriterThread
 from headrace.net.server.status.alerts import Alert, RefusalRate, alerts_from
 from headrace.net.server.status.loop_watch import LoopWatch
 from headrace.net.server.status.program_reports import ProgramReports
 from headrace.net.server.status.report import facts_of
+from headrace.net.server.status.stand_in import StandIn
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
 from headrace.tube.unfinished import UnfinishedBytes
 from headrace.wire.numba_kernels import never_wait
@@ -127,7 +130,6 @@ class Server:
         self.memory: MemoryRoom
         self._upstream: Upstream | None = None
         self._cluster: ClusterNode | None = None
-        self._appends: LargeAppends | None = None
         self._parcel: socket.socket | None = None
         self._peers: tuple[Address, ...] = ()
         self._following: asyncio.Task[None] | None = None
@@ -136,6 +138,9 @@ class Server:
         self._doors: list[Door] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "headrace-disk")
+        self._writer = WriterThread()
+        self._log_disk: LogDisk | None = None
+        """The disk of a hub that numbers messages itself; a cluster's node has its own."""
         self.readers = ReaderThreads()
         limits = settings.limits
         self.admission = Admission(
@@ -193,6 +198,7 @@ class Server:
             log.close()
             self.readers.shutdown()
             self._disk.shutdown()
+            self._writer.shutdown()
             raise
         if log.lock is not None:
             log.lock.tell(doors=self.doors, **self.entrance.tls.told(self.doors))
@@ -255,6 +261,7 @@ class Server:
         finally:
             self.readers.shutdown(wait=False)
             self._disk.shutdown(wait=False)
+            self._writer.shutdown(wait=False)
 
     @property
     def beginning_anew(self) -> asyncio.Event | None:
@@ -316,8 +323,13 @@ class Server:
         """Why this hub cannot take messages, if so: its disk, its cluster, or its upstream hub."""
         above = self._upstream if self._cluster is None else self._cluster
         full = None if self.hub.shortage is None else str(self.hub.shortage)
+        silent = None if self._log_disk is None else self._log_disk.problem
         return (
-            self.hub.log.failure or full or self.memory.problem or (None if above is None else above.problem)
+            self.hub.log.failure
+            or full
+            or silent
+            or self.memory.problem
+            or (None if above is None else above.problem)
         )
 
     @property
@@ -327,6 +339,8 @@ class Server:
         told = self.maintenance.told()
         if self.hub.log.failure is not None:
             told["sync"] = self.hub.log.failure
+        if self._log_disk is not None and self._log_disk.problem is not None:
+            told["disk"] = self._log_disk.problem
         if above is not None and above.problem is not None:
             told["cluster" if self._cluster is not None else "upstream"] = above.problem
         if self.memory.problem is not None:
@@ -383,8 +397,7 @@ class Server:
             settings,
             self._disk,
             holds=self.consumers.holds,
-            # A frontend's members are not seen by the hub that numbers messages, nor is one node's by another.
-            consumers=self.consumers if self._upstream is None and self._cluster is None else None,
+            consumers=self.consumers,
             clock=self._clock,
             sync_failed=None if self._cluster is None else self._cluster.sync_failed,
             past=self.past,
@@ -402,8 +415,8 @@ class Server:
             self._peers = self._cluster.attach(hub, self._intake, wanted)
             self._cluster.became_primary = self._obey_policy
             return
-        self._appends = LargeAppends(hub, self._disk)
-        hub.write = self._appends
+        self._log_disk = LogDisk(log, self._disk, self._writer, alone=True)
+        let_append(hub, self._log_disk)
         self._obey_policy()
         self._turn()
 
@@ -461,7 +474,11 @@ class Server:
         await opener.link(self.status, self.reports, cluster)
         http = self.settings.listen.http
         if http is not None and self._start_http is not None:
-            self._http = await self._start_http(self, self.binder.stream("http", http))
+            listening = self.binder.stream("http", http)
+            tls = self.entrance.tls.accepts("http")
+            stand_in = StandIn(listening, lambda: None if tls is None else tls.latest)
+            self.watch.meanwhile = partial(stand_in.serve_if, lambda: self.hub.log.writing)
+            self._http = await self._start_http(self, listening)
 
     def _take_settings(self, settings: Settings) -> None:
         self.settings = settings
@@ -506,6 +523,8 @@ class Server:
             await asyncio.sleep(_TICK)
             self.unfinished.tick()
             self.memory.look(loop.time())
+            if self._log_disk is not None:
+                self._log_disk.look(loop.time())
             for door in self._doors:
                 door.tick(loop.time())
             self.refusals.sample(loop.time(), self.hub.counters)
@@ -527,9 +546,8 @@ class Server:
     async def _all_committed(self) -> None:
         """Wait for the append under way, and for the sync that commits it (``fsync=always``)."""
         log = self.hub.log
-        if self._appends is not None:
-            await self._appends.finish()
-            self._turn()
+        while self._cluster is None and self.hub.paused:  # noqa: ASYNC110 -- at the end of a hub's life
+            await asyncio.sleep(_LOOK_SECONDS)
         while self._cluster is not None and log.tail_op > log.head_op:  # noqa: ASYNC110 -- at the end of a hub's life
             await asyncio.sleep(_LOOK_SECONDS)
         while log.tail_op > log.head_op:

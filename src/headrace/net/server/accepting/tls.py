@@ -24,6 +24,9 @@ LOOK_SECONDS: Final = 1.0
 """Seconds between two looks at the files."""
 
 
+NO_DATAGRAMS: Final = "the backbone serves TCP only: it speaks TLS, which datagrams would pass by"
+
+
 class NodeTls(NamedTuple):
     """TLS between the nodes of a cluster, for accepting and for dialling; None without TLS."""
 
@@ -79,6 +82,11 @@ class HubTls:
             if spoken
             else {}
         )
+
+    def facts(self, doors: Iterable[str]) -> dict[str, object]:
+        """Return what the status shows: the doors that speak TLS, and what is shut because of it."""
+        spoken = sorted(self.doors.intersection(doors))
+        return {"doors": spoken, "shut": {"fyrehose/udp": NO_DATAGRAMS} if "fyrehose" in spoken else {}}
 
     def tick(self, now: float) -> None:
         """Look for renewed certificates."""

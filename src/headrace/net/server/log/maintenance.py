@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from headrace.config import Settings
 from headrace.errors import DamagedError, FullError, StorageError
-from headrace.hub.consumers.cursors import Consumers, remove
+from headrace.hub.consumers.cursors import Consumers, remove, use
 from headrace.hub.consumers.unused import UnusedConsumers
 from headrace.hub.sequence import Hub
 from headrace.log.snapshot_pieces import Section, in_pieces
@@ -92,9 +92,10 @@ class GroupCommit:
             self._hub.counters.add("sync_failures")
             self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
-        self._hub.committed(done.result())
-        if self._hub.log.tail_op > self._hub.log.head_op:
-            self(self._hub.log.tail_op)
+        # A thread may have appended what the hub does not know of yet: that is for the next sync.
+        self._hub.committed(min(done.result(), self._hub.appended_op))
+        if self._hub.appended_op > self._hub.log.head_op:
+            self(self._hub.appended_op)
 
 
 def politely(section: Section) -> Iterator[bytes]:
@@ -292,16 +293,21 @@ class LogMaintenance:
 
     async def _keep_tidy(self) -> None:
         while True:
-            await asyncio.sleep(min(_TIDY_SECONDS, self._unused_after or _TIDY_SECONDS))
+            # Several looks before anything counts as unused: another node's word takes one of its looks, and one here.
+            await asyncio.sleep(min(_TIDY_SECONDS, (self._unused_after or _TIDY_SECONDS) / 4))
             with contextlib.suppress(StorageError):
                 await self.tidy()
 
     async def tidy(self) -> None:
-        """Remove durable consumers that nobody uses."""
-        if self._unused is None or self._unused_after is None or self._hub.sequencer is not None:
+        """Remove durable consumers that nobody uses; where another node numbers messages, tell it which are in use."""
+        if self._unused is None or self._unused_after is None:
             return
         before = self._clock.now() - int(self._unused_after * 1e6)
         recent = await self._in_thread(self._log.seq_at, before)
+        if self._hub.sequencer is not None:
+            for consumer in self._unused.in_use(recent):
+                self._hub.submit(use(consumer.name))
+            return
         for consumer in self._unused.look(asyncio.get_running_loop().time(), recent):
             self._hub.counters.add("consumers_expired")
             logger.warning(

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import PurePath
 from time import monotonic, thread_time, time
 from types import FrameType
@@ -53,6 +54,8 @@ class LoopWatch:
         self._longest = 0.0
         self._last: dict[str, object] = {}
         self._last_at = -LATELY
+        self.meanwhile: Callable[[Callable[[], float]], None] | None = None
+        """Called in the watching thread while the loop is held: with a function that says for how long it has been."""
 
     def start(self) -> None:
         """Begin to watch."""
@@ -108,11 +111,17 @@ class LoopWatch:
     def _look(self) -> None:
         """Look for a sign that is late; runs in a thread of its own."""
         while not self._over.wait(BEAT_SECONDS):
-            if self._cause or monotonic() - self._beat_at < BEAT_SECONDS + SLOW_SECONDS:
+            if self.meanwhile is not None:
+                self.meanwhile(self._held)
+            if self._cause or self._held() < SLOW_SECONDS:
                 continue
             frame = sys._current_frames().get(self._thread)
             if frame is not None:
                 self._cause = told(frame)
+
+    def _held(self) -> float:
+        """Seconds since when the loop should have given its last sign."""
+        return 0.0 if self._over.is_set() else monotonic() - self._beat_at - BEAT_SECONDS
 
 
 def told(frame: FrameType | None) -> str:

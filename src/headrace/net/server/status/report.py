@@ -51,6 +51,7 @@ def facts_of(server: Server) -> dict[str, object]:
         "problems": server.problems,
         "doors": server.doors,
         "insecure": server.exposed,
+        "tls": server.entrance.tls.facts(server.doors),
         "counters": hub.counters.as_dict(),
         "uptime": round(time() - server.started, 3),
         "fsync": log.fsync,
