@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import re
 import runpy
 import shutil
+import signal
 import socket
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.hubprocess import HubProcess
+from tests.system.observing import eventually
 
 import headrace
 from headrace.config import DOORS, Settings, load
@@ -145,6 +152,60 @@ def test_the_unit(tmp_path: Path) -> None:
     (tmp_path / "headrace.service").write_text(here)
     done = run(analyze, "verify", tmp_path / "headrace.service")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def unit_line() -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of the systemd unit."""
+    text = (DEPLOY / "headrace.service").read_text()
+    (command,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
+    return command.split(), dict(re.findall(r"^Environment=(\w+)=(\S+)", text, re.MULTILINE))
+
+
+def image_line() -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of the image."""
+    text = (DEPLOY / "Dockerfile").read_text().rpartition("FROM")[2]
+    parts = [
+        json.loads(re.findall(rf"^{word} (\[.+\])$", text, re.MULTILINE)[-1])
+        for word in ("ENTRYPOINT", "CMD")
+    ]
+    return [*parts[0], *parts[1]], dict(re.findall(r"((?:HEADRACE|NUMBA)_\w+)=(\S+)", text))
+
+
+@pytest.mark.parametrize("line", [unit_line, image_line], ids=["systemd", "container"])
+def test_the_command_line_starts_a_hub_that_shows_its_first_key_once(
+    tmp_path: Path, line: Callable[[], tuple[list[str], dict[str, str]]]
+) -> None:
+    """As it is written, but for the directories, and for ports that are free here."""
+
+    def here(text: str) -> str:
+        moved = re.sub(r"^/(?:var/lib/headrace|var/cache/headrace|data)\b", str(tmp_path / "data"), text)
+        return re.sub(r"^0\.0\.0\.0:\d+$", "0.0.0.0:0", moved)
+
+    command, told = line()
+    ready = tmp_path / "ready"
+    ports = {f"HEADRACE_LISTEN__{door.upper()}": "127.0.0.1:0" for door in DOORS}
+    environ = {**os.environ, **ports, **{name: here(value) for name, value in told.items()}}
+    del environ["NUMBA_CACHE_DIR"]  # the tests' own is filled
+    arguments = [sys.executable, "-m", "headrace", *map(here, command[1:]), "--ready-file", str(ready)]
+    shown = []
+    for _ in range(2):
+        with subprocess.Popen(arguments, env=environ, stderr=subprocess.PIPE, text=True) as hub:
+            try:
+                eventually("it is ready", lambda: ready.exists() or hub.poll() is not None)
+                _, _, port = json.loads(ready.read_text())["http"].rpartition(":")
+                with closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)) as asking:
+                    asking.request("GET", "/readyz")
+                    assert asking.getresponse().status == 200
+                    asking.close()
+                    asking.request("GET", "/api/messages")
+                    assert asking.getresponse().status == 401
+            finally:
+                hub.send_signal(signal.SIGTERM)
+                stderr = hub.communicate(timeout=60)[1]
+        assert hub.returncode == 0, stderr
+        shown.append("HEADRACE_KEY" in stderr)
+    assert shown == [True, False]
+    assert stat.S_IMODE((tmp_path / "data" / "first-key").stat().st_mode) == 0o600
 
 
 def test_the_example_settings() -> None:
