@@ -11,6 +11,7 @@ import pytest
 from tests.net.raw import running_hub
 
 from headrace import web
+from headrace.hub.streams.streams import PRODUCER_BYTES, STREAM_BYTES
 from headrace.net.server.process import Server
 
 TEXT = {"Content-Type": "text/plain"}
@@ -170,3 +171,33 @@ async def test_a_rate_holds_for_messages_by_http(tmp_path: Path) -> None:
         refused = [answer for answer in answers if answer.status == 429]
         assert refused
         assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
+
+
+async def test_streams_are_charged_to_whoever_makes_them(tmp_path: Path) -> None:
+    budget = f"limits.state_bytes_per_client={2 * STREAM_BYTES + 2 * PRODUCER_BYTES}"
+    async with (
+        running_hub(tmp_path, budget, http=web.start) as server,
+        aiohttp.ClientSession(f"http://{server.doors['http']}") as http,
+    ):
+
+        async def put(name: str) -> int:
+            async with http.put(f"/v1/stream/{name}", headers=TEXT) as answer:
+                return answer.status
+
+        async def append(producer: str) -> int:
+            headers = {**TEXT, "Producer-Id": producer, "Producer-Epoch": "0", "Producer-Seq": "0"}
+            async with http.post("/v1/stream/a", data=b"x", headers=headers) as answer:
+                return answer.status
+
+        assert [await put("a"), await put("b"), await put("a")] == [201, 201, 200]
+        assert [await append("one"), await append("two"), await append("three")] == [200, 200, 429]
+        assert await put("c") == 429
+        account = next(iter(server.accounts))
+        assert account.state_bytes == account.most_state_bytes
+        assert server.hub.counters.get("refused", door="http", reason="state_bytes") == 2
+        async with http.delete("/v1/stream/b") as answer:
+            assert answer.status == 204
+        assert [await append("three"), await put("d"), account.refused] == [200, 429, 3]
+        async with http.delete("/v1/stream/a") as answer:
+            assert answer.status == 204
+        assert account.state_bytes == account.state_pending == 0

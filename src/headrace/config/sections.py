@@ -238,6 +238,7 @@ BUDGETS: Final = (
     "subscriptions",
     "state_bytes",
     "staged_bytes",
+    "filter_cost",
     "messages_per_second",
     "bytes_per_second",
     "sent_bytes_per_second",
@@ -495,6 +496,12 @@ class Limits:
     )
     state_bytes_per_client: int = setting(
         size(1), 256 << 20, "The same for the services that one client was the last to publish to."
+    )
+    # A thousand streams, each with a filter of a hundred wildcards and predicates.
+    filter_cost_per_client: int = setting(
+        count(1),
+        100_000,
+        "What the filters of one client's streams cost together: one each, and one for each wildcard and predicate.",
     )
     # They are on the disk, and a query cannot go on past a batch that does not fit.
     staged_bytes_per_client: int = setting(

@@ -62,6 +62,11 @@ class Filter:
         return self._hash
 
     @property
+    def cost(self) -> int:
+        """What it costs to apply, about: one, and one more for each wildcard and predicate."""
+        return 1 + self.topics.wildcards + len(self._where)
+
+    @property
     def compiled(self) -> bool:
         """Whether :meth:`apply` is quick enough for an event loop: the first look at attributes loads kernels."""
         return not self._where or self._row_filter is not None

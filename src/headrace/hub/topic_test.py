@@ -91,6 +91,12 @@ class TopicTest:
         """Whether every topic is allowed."""
         return not self._conditions and self._denied is None
 
+    @property
+    def wildcards(self) -> int:
+        """How many wildcards the pattern that is asked for has."""
+        asked = self.key[0] or ""
+        return asked.count("*") - asked.count("**")
+
     def allows(self, topic: str) -> bool:
         """Whether one topic is allowed."""
         if self.names is not None:

@@ -105,6 +105,22 @@ async def test_more_connections_and_streams_than_a_client_may_have(
     await until(lambda: account_of(server).facts()["subscriptions"] == 2)
 
 
+async def test_what_filters_cost_counts_until_their_streams_end(start: Start) -> None:
+    server = await start("limits.filter_cost_per_client=7")
+    async with link_peer(server) as peer:
+        await peer.say(op="follow", id=1)
+        await peer.say(op="follow", id=2, topic="a/*/**")
+        await peer.say(op="follow", id=3, topic="b", where={"x": {"use": 1, "strval": "1"}})
+        await until(lambda: account_of(server).facts()["filter_cost"] == 3 + 2)
+        await peer.say(op="follow", id=4, topic="*/*")
+        while (answer := (await peer.hear())[0]).get("event") == "at":
+            pass
+        assert (answer["error"], "limits.filter_cost_per_client" in answer["reason"]) == ("limit", True)
+        await peer.say(op="cancel", id=2)
+        await until(lambda: account_of(server).facts()["filter_cost"] == 2)
+    await until(lambda: account_of(server).facts()["filter_cost"] == 0)
+
+
 async def test_subscriptions_to_services_count(start: Start) -> None:
     server = await start("limits.subscriptions_per_client=2")
     _, writer = await asyncio.open_connection(*address_of(server, "spp"))

@@ -3,8 +3,9 @@
 Every principal has one account, and so has every address from which somebody comes whom nobody knows. All connections
 of a peer share its account, at whatever door. It counts
 
-- what a peer **has**: connections, subscriptions, bytes of state and of staged rows. Asking for more than its budget
-  is refused (:meth:`Account.take`), where the protocol can say so by an error, else by ending the connection;
+- what a peer **has**: connections, subscriptions and what their filters cost, bytes of state and of staged rows. Asking
+  for more than its budget is refused (:meth:`Account.take`), where the protocol can say so by an error, else by ending
+  the connection;
 - what it **sends and is sent**: messages and bytes a second. A peer above its rate is not read from until it is within
   it again, and a reader above its rate is sent nothing more; nothing is lost by either.
 
@@ -33,6 +34,7 @@ class Resource(StrEnum):
     CONNECTIONS = "connections"
     SUBSCRIPTIONS = "subscriptions"
     STAGED_BYTES = "staged_bytes"
+    FILTER_COST = "filter_cost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Budget:
     subscriptions: int
     state_bytes: int
     staged_bytes: int
+    filter_cost: int
     messages_per_second: int | None
     bytes_per_second: int | None
     sent_bytes_per_second: int | None
@@ -53,6 +56,7 @@ UNLIMITED: Final = Budget(
     subscriptions=sys.maxsize,
     state_bytes=sys.maxsize,
     staged_bytes=sys.maxsize,
+    filter_cost=sys.maxsize,
     messages_per_second=None,
     bytes_per_second=None,
     sent_bytes_per_second=None,
@@ -148,11 +152,11 @@ class Account:
         self.has[resource] += amount
         return None
 
-    def lacks(self, resource: Resource) -> str | None:
+    def lacks(self, resource: Resource, amount: int = 1) -> str | None:
         """Return why it gets no more of a resource, if so."""
-        detail = self.take(resource)
+        detail = self.take(resource, amount)
         if detail is None:
-            self.has[resource] -= 1
+            self.has[resource] -= amount
         return detail
 
     def adjust(self, resource: Resource, difference: int) -> None:
@@ -197,6 +201,7 @@ class Account:
             "subscriptions": self.has[Resource.SUBSCRIPTIONS],
             "state_bytes": self.state_bytes,
             "staged_bytes": self.has[Resource.STAGED_BYTES],
+            "filter_cost": self.has[Resource.FILTER_COST],
             "received_bytes": self.received_bytes,
             "received_messages": self.received_messages,
             "sent_bytes": self.sent_bytes,
@@ -242,6 +247,7 @@ class Accounts:
             subscriptions=limits.subscriptions_per_client,
             state_bytes=limits.state_bytes_per_client,
             staged_bytes=limits.staged_bytes_per_client,
+            filter_cost=limits.filter_cost_per_client,
             messages_per_second=limits.messages_per_second,
             bytes_per_second=limits.bytes_per_second,
             sent_bytes_per_second=limits.sent_bytes_per_second,

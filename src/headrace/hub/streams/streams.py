@@ -15,7 +15,7 @@ was deleted or has expired leaves a mark (:meth:`Streams.forgotten`), so that it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import pyarrow.compute as pc
@@ -37,6 +37,10 @@ from headrace.message import Batch
 MAX_STREAMS: Final = 100_000
 MAX_FORGOTTEN: Final = 100_000
 
+STREAM_BYTES: Final = 1024
+PRODUCER_BYTES: Final = 512
+"""About what a stream, and each of its producers, takes in memory and in snapshots."""
+
 Wake = Callable[[], None]
 
 
@@ -46,6 +50,13 @@ class Appended(msgspec.Struct, frozen=True, omit_defaults=True):
     producer: ProducerAppend | None = None
     writer: Text | None = None
     closes: bool = False
+
+
+class StreamOwner(Protocol):
+    """Whose budget streams are charged to."""
+
+    state_bytes: int
+    """Bytes of state that it has, streams and services."""
 
 
 class Streams:
@@ -59,6 +70,8 @@ class Streams:
         self._forgotten: dict[str, int] = {}
         """By topic, the message up to which there is no stream."""
         self._watchers: dict[str, dict[Wake, None]] = {}
+        self._charges: dict[int, list[tuple[StreamOwner, int]]] = {}
+        """Who has made what of each stream, by its id, as far as it was made here."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -74,6 +87,13 @@ class Streams:
     def get(self, topic: str) -> Stream | None:
         """Return a stream that was created, expired or not."""
         return self._streams.get(topic)
+
+    def charge(self, topic: str, owner: StreamOwner, size: int) -> None:
+        """Charge a part of a stream to whoever has made it, until the stream is gone."""
+        stream = self._streams.get(topic)
+        if stream is not None:
+            self._charges.setdefault(stream.id, []).append((owner, size))
+            owner.state_bytes += size
 
     def forgotten(self, topic: str) -> int:
         """Return the message up to which a topic is no stream: what was is deleted."""
@@ -178,6 +198,8 @@ class Streams:
 
     def _forget(self, stream: Stream, seq: int) -> None:
         del self._streams[stream.topic], self._by_id[stream.id]
+        for owner, size in self._charges.pop(stream.id, ()):
+            owner.state_bytes -= size
         self._forgotten.pop(stream.topic, None)
         while len(self._forgotten) >= MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]

@@ -73,6 +73,7 @@ class LinkConnection:
         self._received = self._sent = 0
         """Bytes of messages in and out."""
         self._charged = 0
+        self._charged_cost = 0
         """Streams that are charged to it."""
         self._over_rate = False
         """Whether the client waits because it sends too much a second."""
@@ -216,16 +217,17 @@ class LinkConnection:
         else:
             self.answer(stream_id, **answer)
 
-    def check_room_for_stream(self) -> None:
-        """Raise if the tube has as many streams as it may, or has ended."""
+    def check_room_for_stream(self, cost: int = 0) -> None:
+        """Raise if the tube has as many streams as it may, or has ended; ``cost`` is that of the stream's filter."""
         if self._ended:
             raise RefusedError("stopping", "the tube has ended")
         if len(self._streams) >= MAX_STREAMS:
             raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
         if self._door.admission.shut is not None:
             raise ExplainedError("busy", self._door.admission.shut)
-        if (detail := self.account.lacks(Resource.SUBSCRIPTIONS)) is not None:
-            raise RefusedError("limit", detail)
+        for resource, amount in ((Resource.SUBSCRIPTIONS, 1), (Resource.FILTER_COST, cost)):
+            if (detail := self.account.lacks(resource, amount)) is not None:
+                raise RefusedError("limit", detail)
 
     def uncommitted(self, size: int) -> None:
         """Count bytes of uncommitted rows (or, negative, of rows that are committed now)."""
@@ -336,6 +338,9 @@ class LinkConnection:
     def _charge_streams(self) -> None:
         self.account.adjust(Resource.SUBSCRIPTIONS, len(self._streams) - self._charged)
         self._charged = len(self._streams)
+        cost = sum(stream.cost for stream in self._streams.values())
+        self.account.adjust(Resource.FILTER_COST, cost - self._charged_cost)
+        self._charged_cost = cost
 
     def _take(self, message: LinkMessage, request_id: int) -> None:
         try:

@@ -250,6 +250,7 @@ class LinkReading:
         if wanted is not None:
             # Equal filters become one, so that what it has compiled and remembered is shared.
             wanted = self._filters.setdefault(wanted, wanted)
+            connection.check_room_for_stream(wanted.cost)
         stream = RowStream(
             request.id,
             connection,

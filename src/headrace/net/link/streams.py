@@ -57,6 +57,10 @@ class LinkStream(Protocol):
 
     id: int
 
+    @property
+    def cost(self) -> int:
+        """What its filter costs."""
+
     def grant(self, size: int) -> None:
         """Allow more bytes: the client has taken some."""
 
@@ -105,6 +109,9 @@ class Credit:
 
 class CreditedStream:
     """The common part of all streams."""
+
+    cost = 0
+    """What its filter costs."""
 
     def __init__(self, stream_id: int, target: StreamTarget, credit: int) -> None:
         self.id = stream_id
@@ -239,6 +246,7 @@ class RowStream(LogStream):
         self._log = log
         self._cache = cache
         self._wanted = wanted
+        self.cost = 0 if wanted is None else wanted.cost
         self._delivered = delivered
         self._readers = readers
         self._budget = budget

@@ -10,8 +10,8 @@ stream: each is judged by a state that has the one before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from math import ceil
 from time import time
@@ -33,7 +33,7 @@ from headrace.hub.streams.stream import (
     Stream,
     media_type,
 )
-from headrace.hub.streams.streams import Appended
+from headrace.hub.streams.streams import PRODUCER_BYTES, STREAM_BYTES, Appended
 from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
@@ -146,7 +146,8 @@ class StreamDoor:
             batches.append(self._message(request, topic, body))
         if shape.closed:
             batches.append(entries.append(topic, Appended(closes=True), now))
-        await self._commit(batches)
+        with self._charged(request, topic, STREAM_BYTES):
+            await self._commit(batches)
 
     def _source(self, asked: ForkRequest, now: int) -> Stream:
         source = self._live(asked.topic, now)
@@ -258,9 +259,31 @@ class StreamDoor:
         batches = [] if stream.id else [entries.create(topic, stream.shape, now)]
         if body:
             batches.append(self._message(request, topic, body))
-        await self._commit([*batches, entries.append(topic, append, now)])
+        size = 0 if stream.id else STREAM_BYTES
+        if producer is not None and producer.id not in stream.producers:
+            size += PRODUCER_BYTES
+        with self._charged(request, topic, size):
+            await self._commit([*batches, entries.append(topic, append, now)])
         after = await self._existing(topic)
         return self._appended(after, 200 if producer and body else 204, producer.id if producer else "")
+
+    @contextmanager
+    def _charged(self, request: web.Request, topic: str, size: int) -> Iterator[None]:
+        """Charge what a stream grows by to the client, or refuse it."""
+        account = self._server.accounts.of(principal_of(request), str(request.remote))
+        has, most = account.state_bytes + account.state_pending, account.most_state_bytes
+        if size and has + size > most:
+            account.refused += 1
+            detail = f"the client has {has} bytes of state of {most} (limits.state_bytes_per_client)"
+            self._server.hub.counters.refuse("http", "state_bytes", str(request.remote), detail)
+            raise refusal(web.HTTPTooManyRequests, detail)
+        account.state_pending += size
+        try:
+            yield
+        finally:
+            account.state_pending -= size
+        if size:
+            self._streams.charge(topic, account, size)
 
     def _is_repeat(self, stream: Stream, given: ProducerAppend) -> bool:
         """Whether a producer's append is there already; one that cannot be next is refused."""
