@@ -102,7 +102,7 @@ class ArchivedPast:
     """What an archive holds of a log; any thread may read it."""
 
     def __init__(self, log: Log, place: str, *, served: Count | None = None) -> None:
-        self.place = place
+        self.place = place if "://" in place else str(Path(place).absolute())
         self.problem: str | None = "it was not looked at yet"
         """Why it cannot be read now, if so."""
         self._log = log

@@ -9,6 +9,7 @@ import typer
 from headrace import __version__
 from headrace.cli import (
     audit,
+    backup,
     bench,
     conform,
     decode,
@@ -115,6 +116,12 @@ app.add_typer(
 )
 add_command(app, "audit", *audit.EXAMPLES, panel=_KEEP, short="Who was let in, refused what, changed what.")(
     audit.audit
+)
+add_command(
+    app, "backup", *backup.EXAMPLES, panel=_KEEP, short="Save a log and its hub's state in an archive."
+)(backup.backup)
+add_command(app, "restore", *backup.RESTORE_EXAMPLES, panel=_KEEP, short="Begin a log anew from a backup.")(
+    backup.restore
 )
 add_command(app, "reload", *reload.EXAMPLES, panel=_KEEP, short="Have a hub load its principals again.")(
     reload.reload
