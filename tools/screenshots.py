@@ -31,7 +31,7 @@ from headrace.cli.demo.processes import JOBS, started_processes
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
 PAGES = (
     *("overview", "stream", "topics", "services", "consumers", "subscriptions"),
-    *("connections", "pipeline", "settings"),
+    *("connections", "pipeline", "sql", "settings"),
 )
 CLUSTER = IMG.parent.parent / "examples" / "cluster" / "run.py"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from headrace.client.link.publisher import Acknowledged, LinkPublisher
     from headrace.client.link.streams import BatchStream, EntryStream, MessageStream
     from headrace.client.publisher.client import PublisherClient
-    from headrace.client.query import sql
     from headrace.client.sdk.client import SdkClient
     from headrace.client.spp.client import LiveService, Offers, SppClient
+    from headrace.client.sql.query import sql
     from headrace.client.stats import FyrehoseStats, PublisherStats, SdkStats
     from headrace.client.sync import (
         SyncBatchStream,
@@ -98,7 +98,7 @@ _HOMES = {
     "headrace.client.link.publisher": "Acknowledged LinkPublisher",
     "headrace.client.link.streams": "BatchStream EntryStream MessageStream",
     "headrace.client.publisher.client": "PublisherClient",
-    "headrace.client.query": "sql",
+    "headrace.client.sql.query": "sql",
     "headrace.client.sdk.client": "SdkClient",
     "headrace.client.spp.client": "LiveService Offers SppClient",
     "headrace.client.stats": "FyrehoseStats PublisherStats SdkStats",

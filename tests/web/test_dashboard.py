@@ -26,7 +26,7 @@ from headrace.wire.fyrehose.stream import Push, serialize
 
 PAGES = (
     *("overview", "stream", "topics", "services", "consumers", "subscriptions"),
-    *("connections", "cluster", "pipeline", "settings"),
+    *("connections", "cluster", "pipeline", "sql", "settings"),
 )
 SCREENSHOTS = os.environ.get("HEADRACE_SCREENSHOTS")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -146,7 +146,7 @@ def test_every_page_opens_without_a_complaint(
 ) -> None:
     with _context(browser, scheme) as context:
         page = _opened(context, hub, name)
-        expect(page.get_by_role("heading", level=1)).to_have_text(name.capitalize())
+        expect(page.get_by_role("heading", level=1)).to_have_text(name, ignore_case=True)
         expect(page.locator(f"nav a[href='#/{name}']")).to_have_attribute("aria-current", "page")
         _drawn(page, statuses=2)
         assert page.failures == []  # type: ignore[attr-defined]
@@ -495,7 +495,7 @@ def test_text_stands_out_from_its_ground(browser: Browser, hub: HubProcess, sche
         page = _opened(context, hub)
         for name in PAGES:
             page.goto(f"http://{hub.doors['http']}/#/{name}")
-            expect(page.get_by_role("heading", level=1)).to_have_text(name.capitalize())
+            expect(page.get_by_role("heading", level=1)).to_have_text(name, ignore_case=True)
             expect(page.locator("main .sheet").first).to_be_visible()
             assert page.evaluate(CONTRAST) == []
 
@@ -620,3 +620,20 @@ def test_attributes_may_have_commas_between_them_and_predicates_are_words(
         page.get_by_label("Attributes").fill("city=Brno,x=5.5")
         page.get_by_role("button", name="Who would get this?").click()
         expect(page.locator("main")).to_contain_text("put a blank between attributes")
+
+
+def test_a_query_is_asked_charted_and_remembered(page: Page) -> None:
+    page.goto(page.url.partition("#")[0] + "#/sql")
+    box = page.get_by_label("Query", exact=True).locator("textarea")
+    box.fill("select topic, count(*) as n from messages where topic like 'orders/%' group by 1 order by 1")
+    box.press("Control+Enter")
+    expect(page.get_by_role("region", name=re.compile("3 rows, exact up to message"))).to_be_visible()
+    expect(page.get_by_role("img", name="n by topic")).to_be_visible()
+    expect(page.locator("tbody tr").nth(1)).to_contain_text("orders/1")
+    box.fill("select nothing from nowhere")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_role("alert")).to_contain_text("nowhere")
+    page.failures.clear()  # type: ignore[attr-defined] -- the browser tells of each answer that is an error
+    page.reload()
+    expect(box).to_have_value(re.compile("^select topic"))
+    expect(page.get_by_label("History").locator("option")).to_have_count(2)

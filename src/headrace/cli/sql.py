@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("Messages by topic:", "headrace sql 'select topic, count(*) from messages group by 1'"),
-    ("The largest:", "headrace sql 'from messages order by len(payload) desc limit 3'"),
+    ("The largest:", "headrace sql 'from messages order by octet_length(payload) desc limit 3'"),
     ("A log without its hub:", "headrace sql -d ./old --format parquet 'from messages' > m.parquet"),
     ("The same answer tomorrow:", "headrace sql --as-of 1000 'select max(time) from messages'"),
 )
@@ -73,15 +73,14 @@ def sql(
     """
     if url is not None and data is not None:
         raise UsageError("--url and --data both say where the messages are: leave out one")
-    from headrace.client.query import load_duckdb, query_files, query_link
+    from headrace.client.sql.query import load_duckdb, query_files, query_link
 
     # Before a hub is asked for what could not be used.
     load_duckdb()
     settings = load_settings(None, data)
     if data is not None or (url is None and (settings.node.data / "log").exists()):
-        found = query_files(
-            query, existing_log(settings), _committed(settings, client_id) if as_of is None else as_of
-        )
+        committed = _committed(settings, client_id)
+        found = query_files(query, existing_log(settings), as_of, committed=committed)
     else:
         access = hub_access(url, DoorScheme.TUBE, client_id)
         found = access.ask("headrace sql", lambda link: query_link(query, link, as_of))

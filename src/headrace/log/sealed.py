@@ -71,6 +71,8 @@ MAX_BATCHES: Final = 1 << 24
 FIND_BYTES: Final = 16 << 20
 """Packed bytes of record batches that are unpacked for one search, at most: few of their rows may be wanted."""
 
+_SCHEMA_MESSAGE: Final = SCHEMA.serialize().to_pybytes()
+
 _BESIDE: Final = 4
 """Rows larger than their payloads times this count by a share of their full size."""
 
@@ -247,6 +249,14 @@ class SealedSegment:
             rows = _unpack(self.message(number))
             _rows_cache.put((self, number), rows, rows.get_total_buffer_size())
         return rows
+
+    def columns(self, number: int, schema: pa.Schema) -> pa.RecordBatch:
+        """Some columns of record batch ``number``, checked; the others are not unpacked."""
+        places = [SCHEMA.get_field_index(name) for name in schema.names]
+        # Only a stream can be read in part: the schema, and this one batch.
+        stream = b"".join([_SCHEMA_MESSAGE, self.message(number).data])
+        options = pa.ipc.IpcReadOptions(included_fields=places)
+        return pa.ipc.open_stream(stream, options=options).read_next_batch().select(schema.names)
 
     def message(self, number: int) -> Bytes:
         """The IPC message of record batch ``number`` as it is on disk, checked."""

@@ -31,6 +31,7 @@ from headrace.web.operations import Operations
 from headrace.web.refusals import refusal
 from headrace.web.services import ServiceHandlers
 from headrace.web.sessions import Sessions
+from headrace.web.sql import SqlHandlers
 from headrace.web.stream_holder import HeldStreams
 from headrace.web.streams.door import StreamDoor
 
@@ -338,6 +339,7 @@ def application(server: Server, connections: _Connections) -> web.Application:
             *api.routes(),
             *ServiceHandlers(server, held).routes(),
             *Operations(server).routes(),
+            *SqlHandlers(server).routes(),
             *streams.routes(),
             web.get("/metrics", show_metrics),
             web.get("/healthz", health),

@@ -30,6 +30,7 @@ _OWN_CHECKS: Final = (
     "/api/consumers",
     "/api/consumers/reset",
     "/api/consumers/remove",
+    "/api/sql",
 )
 """Requests that anybody may make who is known, each for what it may see."""
 

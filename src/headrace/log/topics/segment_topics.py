@@ -1,8 +1,9 @@
 """Which topics a sealed segment holds, and where: a file beside it, so that a reader of few topics skips the rest.
 
 ``N.topics`` has one of two forms. With **names**, it lists the segment's topics, and for each the record batches that
-hold it, with the first and the last row. A segment with more topics than that is worth has **hashes**: for each record
-batch a Bloom filter of its topics, which tells of a name that it is not there. ``docs/log.md`` has the layout.
+hold it, with the first and the last row and how many there are. A segment with more topics than that is worth has
+**hashes**: for each record batch a Bloom filter of its topics, which tells of a name that it is not there.
+``docs/log.md`` has the layout.
 
 The file is a help, never the truth: every row that it leads to is judged by its own topic. It is bound to its segment
 by the checksums of the record batches. One that is missing, damaged or of another segment is not used, and is written
@@ -33,10 +34,10 @@ BITS: Final = 16
 _PROBES: Final = 8
 """Bits that each topic sets."""
 
-_MAGIC: Final = b"HRTOPIC\x01"
+_MAGIC: Final = b"HRTOPIC\x02"
 _HEAD: Final = struct.Struct("<8sIIIIII")
 _NAMES, _HASHES = 0, 1
-_PLACE: Final = np.dtype([("batch", "<u4"), ("first", "<u4"), ("last", "<u4")])
+_PLACE: Final = np.dtype([("batch", "<u4"), ("first", "<u4"), ("last", "<u4"), ("rows", "<u4")])
 
 _CHOICES: Final = 32
 """Readers' choices whose places are remembered, for each segment."""
@@ -83,14 +84,15 @@ class TopicIndex:
         self._counts = counts.astype(np.int64)
         self._chosen: dict[TopicChoice, ChosenRows | None] = {}
         at = _HEAD.size
-        self._names: pa.Array | None = None
+        self.names: pa.Array | None = None
+        """The segment's topics, if the index has names."""
         if form == _NAMES:
             self._begins = np.frombuffer(data, "<u4", names + 1, at).astype(np.int64)
             offsets = np.frombuffer(data, "<i4", names + 1, at + 4 * (names + 1))
             at += 8 * (names + 1)
             self._places = np.frombuffer(data, _PLACE, places, at)
             content = data[at + places * _PLACE.itemsize : at + places * _PLACE.itemsize + text]
-            self._names = pa.StringArray.from_buffers(names, pa.py_buffer(offsets), pa.py_buffer(content))
+            self.names = pa.StringArray.from_buffers(names, pa.py_buffer(offsets), pa.py_buffer(content))
         else:
             sizes = np.frombuffer(data, "<u4", batches, at).astype(np.uint64)
             self._bits = np.frombuffer(data, np.uint8, text, at + 4 * batches)
@@ -102,14 +104,21 @@ class TopicIndex:
         try:
             return self._chosen[choice]
         except KeyError:
-            found = self._named(choice) if self._names is not None else self._hashed(choice)
+            found = self._named(choice) if self.names is not None else self._hashed(choice)
             if len(self._chosen) >= _CHOICES:
                 self._chosen.clear()
             self._chosen[choice] = found
             return found
 
+    def counts(self) -> tuple[pa.Array, npt.NDArray[np.int64]] | None:
+        """Return the topics, and how many rows each has; ``None`` if the index has no names."""
+        if self.names is None:
+            return None
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._places["rows"], dtype=np.int64)])
+        return self.names, sums[self._begins[1:]] - sums[self._begins[:-1]]
+
     def _named(self, choice: TopicChoice) -> ChosenRows:
-        names = np.flatnonzero(choice.mask(self._names))
+        names = np.flatnonzero(choice.mask(self.names))
         begins, ends = self._begins[names], self._begins[names + 1]
         counts = ends - begins
         before = np.cumsum(counts) - counts
@@ -165,6 +174,7 @@ class TopicIndexBuilder:
         places = np.zeros(len(distinct), _PLACE)
         rows = np.arange(len(codes))
         places["batch"] = number
+        places["rows"] = np.bincount(codes, minlength=len(distinct))
         # Of several rows for one code, the one that is assigned last stays.
         places["last"][codes] = rows
         places["first"][codes[::-1]] = rows[::-1]

@@ -8,11 +8,12 @@ import overview from "./overview.js";
 import pipeline from "./pipeline.js";
 import services from "./services.js";
 import settings from "./settings.js";
+import sql from "./sql.js";
 import stream from "./stream.js";
 import subscriptions from "./subscriptions.js";
 import topics from "./topics.js";
 
-const pages = { overview, stream, topics, services, consumers, subscriptions, connections, cluster, pipeline, settings };
+const pages = { overview, stream, topics, services, consumers, subscriptions, connections, cluster, pipeline, sql, settings };
 // The right that a page needs as a whole.
 const needs = { topics: "admin", consumers: "admin", subscriptions: "admin", connections: "admin", cluster: "admin", pipeline: "admin", settings: "admin" };
 const main = document.getElementById("main");

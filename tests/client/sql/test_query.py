@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headrace
-from headrace.client.query import query_files
+from headrace.client.sql.query import query_files
 from headrace.errors import UsageError
 from headrace.log import Log
 from headrace.message import Batch, Run
@@ -108,10 +108,10 @@ def test_a_running_hub_answers_from_its_files_and_over_the_link(tmp_path: Path) 
         expected = [{"seq": 1, "topic": "orders/eu", "text": "a", "x": 5.0}]
         assert headrace.sql(query, data=tmp_path).to_pylist() == expected
         assert headrace.sql(query, url=hub.url("tube")).to_pylist() == expected
-        services = headrace.sql("select service, kind, decode(value) as value from services", data=tmp_path)
-        assert services.to_pylist() == [{"service": "fleet/42", "kind": "json", "value": '{"speed":61}'}]
         for where in ({"data": tmp_path}, {"url": hub.url("tube")}):
+            services = headrace.sql("select service, kind, decode(value) as value from services", **where)  # type: ignore[arg-type]
+            assert services.to_pylist() == [{"service": "fleet/42", "kind": "json", "value": '{"speed":61}'}]
             (row,) = headrace.sql("select consumer, floor from consumers", **where).to_pylist()  # type: ignore[arg-type]
             assert row == {"consumer": "billing", "floor": 1}
         with pytest.raises(UsageError, match="--data"):
-            headrace.sql("from services", url=hub.url("tube"))
+            headrace.sql("from subscriptions", url=hub.url("tube"))

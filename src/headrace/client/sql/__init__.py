@@ -1,0 +1,1 @@
+"""SQL over a log, by DuckDB."""
