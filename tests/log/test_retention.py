@@ -36,6 +36,13 @@ def kept_from(extents: list[SegmentExtent] = EXTENTS, **changes: Any) -> int:
 
 
 class TestExamples:
+    def test_only_what_the_archive_has_goes_and_holds_do_not_matter(self) -> None:
+        assert kept_from(retain_bytes=0, archived=0) == 1
+        assert kept_from(retain_bytes=0, archived=19) == 11
+        assert kept_from(retain_bytes=0, archived=20, holds={"job": 1}) == 21
+        assert kept_from(retain_us=1, now=9000, archived=30, holds={"job": 1}) == 31
+        assert kept_from(archived=30) == 1
+
     def test_nothing_to_do(self) -> None:
         assert judged() == RetentionDecision(0, 1)
         assert judged([]) == RetentionDecision(0, 0)
