@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing, suppress
+from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from pathlib import Path
 from random import Random
+from time import perf_counter
 
 from tests.attacks.conftest import MIB, SOAK, STATE_BYTES, STATE_BYTES_PER_CLIENT
-from tests.attacks.good_client import unharmed
+from tests.attacks.good_client import GENEROUS, SLACK_SECONDS, Waits, unharmed
 from tests.attacks.hostile_bytes import SPOKEN, grammar_made_bytes, mutated_bytes
 from tests.hubprocess import HubProcess
 from tests.system.observing import counter, eventually, status
 
+import headrace
 from headrace.wire.link.message import serialize as link_message
 from headrace.wire.spp import Publish, serialize
 from headrace.wire.tube.frames import FragmentSize, Header, stream_pieces
@@ -131,3 +134,48 @@ def test_datagrams_with_a_forged_source_bring_the_victim_little(tmp_path: Path) 
     found = json.loads(done.stdout)
     print(f"forged sources: {found}, {found['received'] / found['sent']:.2f} times what was sent")
     assert 0 < found["received"] <= 3 * found["sent"]
+
+
+def test_filters_of_one_client(hub: HubProcess) -> None:
+    """Patterns that all differ, and topics that none of them has seen: neither publishers nor filtered readers wait."""
+    where = "{}:{}".format(*hub.address("tube_tcp"))
+
+    async def times(link: headrace.LinkClient, topic: str, count: int) -> Waits:
+        """Publish and wait until a filtered follow brings it, again and again."""
+        found: list[float] = []
+        follow = aiter(link.follow(topic=f"{topic}/*"))
+        for number in range(count):
+            begun = perf_counter()
+            publishing = asyncio.ensure_future(link.publish(b"x", topic=f"{topic}/{number}"))
+            message = await anext(follow)
+            assert message.topic == f"{topic}/{number}"
+            found.append(perf_counter() - begun)
+            await publishing
+        return Waits.of(found)
+
+    async def attack() -> None:
+        async with AsyncExitStack() as stack:
+            good = await stack.enter_async_context(headrace.connect("tube://", where))
+            alone = await times(good, "alone", 40)
+
+            async def follow(link: headrace.LinkClient, pattern: str) -> None:
+                async for _ in link.follow(topic=pattern):
+                    pass
+
+            followers = []
+            for place in range(4):
+                link = await stack.enter_async_context(headrace.connect("tube://", where))
+                followers += [
+                    asyncio.ensure_future(follow(link, f"**{place}*-{number}*/z*")) for number in range(63)
+                ]
+            beside = await times(good, "beside", 300 if SOAK else 60)
+            print(f"a filtered follow, end to end: alone {alone}; beside 252 others {beside}")
+            for each in followers:
+                each.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+            assert beside.most < GENEROUS * alone.most + SLACK_SECONDS
+
+    with unharmed(hub, "252 patterns of one client"):
+        asyncio.run(attack())
+    turns = status(hub)["loop"]
+    print(f"turns of the event loop: {turns}")
