@@ -201,3 +201,26 @@ async def test_streams_are_charged_to_whoever_makes_them(tmp_path: Path) -> None
         async with http.delete("/v1/stream/a") as answer:
             assert answer.status == 204
         assert account.state_bytes == account.state_pending == 0
+
+
+async def test_what_a_client_reads_is_in_its_account(tmp_path: Path) -> None:
+    async with (
+        running_hub(tmp_path, "limits.sent_bytes_per_second=1000", http=web.start) as server,
+        aiohttp.ClientSession(f"http://{server.doors['http']}") as http,
+    ):
+        async with http.post("/v1/publish/a", data=bytes(100_000)) as answer:
+            assert answer.status == 200
+        async with http.get("/v1/stream/a") as answer:
+            assert (answer.status, len(await answer.read())) == (200, 100_000)
+        (account,) = server.accounts
+        assert account.sent_bytes >= 100_000
+        # A hundred seconds' worth: it has to wait for some of them.
+        async with http.get("/v1/stream/a") as answer:
+            assert answer.status == 429
+            assert int(answer.headers["Retry-After"]) > 50
+        assert account.paused == 1
+        # Publishing, and what tells whether the hub is well, are not reading.
+        async with http.post("/v1/publish/a", data=b"x") as answer:
+            assert answer.status == 200
+        async with http.get("/readyz") as answer:
+            assert answer.status == 200

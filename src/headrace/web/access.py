@@ -6,14 +6,17 @@
   ``/sdk/sub/preauth`` has its own rule.)
 - A request that changes something needs the header ``X-Headrace``, which a foreign web page cannot send. Under
   ``/v1/``, where a public protocol is spoken, :mod:`headrace.web.cross_origin` says which pages may.
+- What a client reads counts towards what is sent to it a second; above that rate it is told when to ask again.
 - A door on the loopback interface answers only requests to a loopback name: a foreign page whose name resolves to it
   (DNS rebinding) gets nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
+from math import ceil
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -96,7 +99,23 @@ class AccessCheck:
             raise refused
         set_principal(request, principal)
         check_path(self._server.access, request)
-        return await handler(request)
+        if not request.path.startswith(GUARDED):
+            return await handler(request)
+        account, now = (
+            self._server.accounts.of(principal, str(request.remote)),
+            asyncio.get_running_loop().time,
+        )
+        if request.method == hdrs.METH_GET and (pause := account.wait_to_send(now())) > 0:
+            account.paused += 1
+            refused = refusal(
+                web.HTTPTooManyRequests, "above what is sent to this client a second: ask again later"
+            )
+            refused.headers[hdrs.RETRY_AFTER] = str(ceil(pause))
+            raise refused
+        response = await handler(request)
+        # What is sent as it comes has no length; whoever sends it counts it.
+        account.send(response.content_length or 0, now())
+        return response
 
     def _guarded(self, path: str) -> bool:
         return self._server.settings.auth.required and path.startswith(GUARDED) and path not in OPEN

@@ -457,7 +457,10 @@ class StreamDoor:
     async def _send(self, request: web.Request, response: web.StreamResponse, text: str) -> None:
         try:
             async with asyncio.timeout(self._server.settings.limits.slow_seconds):
-                await response.write(text.encode())
+                data = text.encode()
+                account = self._server.accounts.of(principal_of(request), str(request.remote))
+                account.send(len(data), asyncio.get_running_loop().time())
+                await response.write(data)
         except TimeoutError:
             # The reader is gone or asleep; it comes back by itself.
             if request.transport is not None:
