@@ -115,6 +115,8 @@ class Log:
         self._dirty_directory = False
         self.chain = LogChain(self)
         """The digests of the messages, those of removed ones included."""
+        if lock is not None:
+            self.chain.load(sync=fsync != "never")
 
     @classmethod
     def open(

@@ -146,6 +146,63 @@ def test_a_log_that_becomes_another_has_the_others_chain(tmp_path: Path) -> None
     log.close()
 
 
+def test_messages_that_were_removed_unsealed_leave_a_chain_that_begins_later(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, fsync="never")
+    fill(log, 2)
+    seal_all(log)
+    fill(log, 4)
+    log.rotate()
+    log.write_snapshot(log.head_op, log.head, {})
+    log.let_go(0, retain_bytes=0, retain_us=None, holds={}, unsealed=True)
+    assert log.first == 19
+    fill(log, 6)
+    seal_all(log)
+    while log.prove_next():
+        pass
+    kept = log.chain.kept
+    assert (kept.through, kept.base, kept.value) == (36, 3, None)
+    assert kept.digest(3) is not None
+    log.close()
+
+
+def test_a_chain_that_is_ahead_of_its_log_is_cut_back_before_its_numbers_are_given_again(
+    tmp_path: Path,
+) -> None:
+    """As after a power failure without syncs, which the chain survived and the newest segment did not."""
+    log = Log.open(tmp_path / "lost", fsync="never")
+    fill(log, 4)
+    seal_all(log)
+    ahead = log.chain.kept.serialize()
+    log.close()
+    other = Log.open(tmp_path / "log", fsync="never", uuid=log.uuid)
+    fill(other, 2)
+    seal_all(other)
+    other.close()
+    (tmp_path / "log" / FILE).write_bytes(ahead)
+    for _ in range(2):
+        # Opened and not sealed, then opened again with more messages than the chain had.
+        other = Log.open(tmp_path / "log", fsync="never")
+        append(other, b"another", b"another", b"another", b"another")
+        other.close()
+    other = Log.open(tmp_path / "log", fsync="never")
+    assert other.tail > 12
+    seal_all(other)
+    while other.prove_next():
+        pass
+    assert other.chain.kept == recomputed(other)
+    other.write_snapshot(other.head_op, other.head, {})
+    other.retain(0, retain_bytes=0, retain_us=None, holds={})
+    other.close()
+    # Nor does one that cannot be cut back keep the log from sealing.
+    chain = Chain(other.uuid, 800, 0, bytes(32 * 100))
+    (tmp_path / "log" / FILE).write_bytes(chain.serialize())
+    other = Log.open(tmp_path / "log", fsync="never")
+    fill(other, 1)
+    seal_all(other)
+    assert (other.chain.kept.through, other.chain.kept.value) == (other.head, None)
+    other.close()
+
+
 def test_what_is_cut_back_was_never_in_the_chain(tmp_path: Path) -> None:
     log = Log.open(tmp_path, fsync="never")
     fill(log, 3)

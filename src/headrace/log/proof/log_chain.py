@@ -55,15 +55,27 @@ class LogChain:
         """The furthest chain that somebody has asked for: the next who asks goes on from there."""
         self._lock = threading.Lock()
 
+    def load(self, *, sync: bool) -> None:
+        """Read the chain when the log is opened for writing.
+
+        One that is ahead of the log must be cut back on the disk, too, before its numbers go to other messages.
+        """
+        found = self._read()
+        fitting = self._fitting(found)
+        if found is not None and fitting is not found:
+            self.keep(fitting, sync=sync)
+        else:
+            self._kept = fitting
+
     @property
     def kept(self) -> Chain:
         """The chain as far as it is kept on disk."""
         with self._lock:
-            # An empty log may become another one.
-            if self._kept is None or self._kept.uuid != self._log.uuid:
-                self._kept = self._fitting(self._read())
-                self._reached = None
-            return self._kept
+            kept = self._read() if self._kept is None else self._kept
+            fitting = self._fitting(kept)
+            if fitting is not self._kept:
+                self._kept, self._reached = fitting, None
+            return fitting
 
     def extension(self, first: int, last: int) -> ChainExtension | None:
         """Begin to extend the chain by messages that are being sealed, if they are the next."""
@@ -107,14 +119,17 @@ class LogChain:
             return None
 
     def _fitting(self, chain: Chain | None) -> Chain:
+        """The chain, if it is one of this log as it is now; else as much of it as is, or one that begins anew.
+
+        An empty log may become another one, and on a full disk messages are removed before they are sealed.
+        """
         log = self._log
-        if chain is None or chain.uuid != log.uuid:
-            return Chain.beginning_at(log.uuid, log.first)
-        if chain.through > log.tail:
-            chain = self._back_to(chain, log.tail)
-        if chain.through < log.first - 1:
-            return Chain.beginning_at(log.uuid, log.first)
-        return chain
+        if chain is not None and chain.uuid == log.uuid and chain.through >= log.first - 1:
+            if chain.through <= log.tail:
+                return chain
+            with contextlib.suppress(TrimmedError):
+                return self._back_to(chain, log.tail)
+        return Chain.beginning_at(log.uuid, log.first)
 
     def _back_to(self, chain: Chain, seq: int) -> Chain:
         """The chain after the last block that was full at a message; its open part is digested again."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from headrace.message import SCHEMA
-from headrace.spark.jobs.job import COMMON, JobRun, RunningJob, spark_ddl
+from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, one_of, spark_ddl
 from headrace.spark.jobs.verify.findings import FINDINGS, SequenceChecker, table
 from headrace.spark.jobs.verify.segment_scan import SEGMENTS, find_segments
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096
 """Messages per digest: a shuffle of a thousandth, and little to compare where one differs."""
 
-ROWS_A_TIME: Final = 500_000
-"""Most messages of a micro-batch: each may have a publisher of its own, and the driver keeps facts about each. In a
-long log, it makes progress visible, and a stopped job loses little."""
+ROWS_A_TIME: Final = 16_000_000
+"""Most messages of a micro-batch, far more than come in an interval: each may have a publisher of its own, and the
+driver keeps facts about each. In a long log, it makes progress visible, and a stopped job loses little."""
 
 ABOUT: Final = "holes, repeats and disorder in each log, and disagreement between logs"
 PARAMETERS: Final = {
     **COMMON,
     "interval": COMMON["interval"]._replace(default="1"),
     "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="false"),
+    "archive": Parameter("an archive to compare with the hub, by digests"),
+    "full": Parameter("whether the hub's messages are digested anew, too", "false", one_of("true", "false")),
 }
 
 _SHOWN: Final = 48

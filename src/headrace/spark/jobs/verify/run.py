@@ -29,11 +29,13 @@ import pyarrow.parquet as pq
 
 from headrace.archive.folder import Folder, storage_errors
 from headrace.client.link.client import Extent
-from headrace.errors import ClosedError, UnreachableError, UsageError
+from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageError
+from headrace.log.proof.chain import block_range, blocks_in, end_of
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.verify import BLOCK, differing_blocks, disagreements, segments
 from headrace.spark.jobs.verify.findings import DISAGREEMENT, FINDINGS, HOLE, Finding, SequenceChecker, table
+from headrace.spark.jobs.verify.past import ArchivePlace, HubPlace, check_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,6 +67,8 @@ class VerifyState(msgspec.Struct):
     """The first message checked; 0 before there is one."""
     compared: dict[str, int] = {}
     """How far each of several hubs has been compared."""
+    archived: int = 0
+    """The first block that was not compared with the archive yet."""
 
 
 class Verifier:
@@ -105,6 +109,12 @@ class Verifier:
             found = list(self._check(known.checkers[server], server, rows))
         else:
             found = self._look_at_all(known, rows)
+        if archive := self._run.param("archive"):
+            hub = HubPlace(self._access[self._servers[0]])
+            known.archived, differing = check_archive(
+                self._run.spark, hub, ArchivePlace(archive), known.archived, full=self._run.truth("full")
+            )
+            found += differing
         known.findings = dict(Counter(known.findings) + Counter(finding.kind for finding in found))
         # Spark's first micro-batch may be empty: a service about no messages would itself be the first of the log.
         if found or (not known.published and any(checker.last for checker in known.checkers.values())):
@@ -222,14 +232,38 @@ class Verifier:
         last = min(known.checkers[server].last, known.checkers[leader].last)
         first = max(known.compared[server] + 1, theirs.first, ours.first)
         found: list[Finding] = []
-        if first <= last:
-            here, there = self._range(leader, first, last), self._range(server, first, last)
+        for low, high in self._not_equal(server, leader, first, last) if first <= last else ():
+            here, there = self._range(leader, low, high), self._range(server, low, high)
             blocks = [row.block for row in differing_blocks(here, there).collect()]
             if blocks:
-                found = list(self._compare(server, leader, here, there, blocks))
+                found += self._compare(server, leader, here, there, blocks)
         known.compared[server] = max(known.compared[server], last)
         known.compared[leader] = max(known.compared[leader], last)
         return found
+
+    def _not_equal(self, server: str, leader: str, first: int, last: int) -> list[tuple[int, int]]:
+        """Return what is left of a range to compare by rows, without blocks whose digests both hubs recorded alike."""
+        begin = -(-(first - 1) // end_of(1))
+        try:
+            with link(self._access[leader]) as client:
+                ours = client.chain(begin)
+            with link(self._access[server]) as client:
+                theirs = client.chain(begin)
+        except RefusedError:
+            # A client that may not read everything gets no digests.
+            return [(first, last)]
+        equal = [
+            block
+            for block in range(begin, blocks_in(last))
+            if ours.digest(block) is not None and ours.digest(block) == theirs.digest(block)
+        ]
+        left: list[tuple[int, int]] = []
+        for block in [*equal, None]:
+            low, high = (last + 1, last) if block is None else block_range(block)
+            if first < low:
+                left.append((first, low - 1))
+            first = max(first, high + 1)
+        return left
 
     def _compare(
         self, server: str, leader: str, here: DataFrame, there: DataFrame, blocks: list[int]
