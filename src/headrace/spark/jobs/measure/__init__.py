@@ -47,10 +47,10 @@ _PERCENTILES: Final = {"lag_p50": 0.5, "lag_p90": 0.9, "lag_p99": 0.99}
 
 def start(run: JobRun) -> RunningJob:
     """Measure the sequence as it grows."""
-    from headrace.spark.jobs.measure.run import ROWS_A_TIME, Measurer
+    from headrace.spark.jobs.measure.run import Measurer
 
     measurer = Measurer(run)
-    rows = run.stream(maxOffsetsPerTrigger=ROWS_A_TIME)
+    rows = run.stream()
     return RunningJob(run.query(rows, measurer.measure), measurer.facts)
 
 

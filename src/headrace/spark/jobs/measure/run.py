@@ -1,8 +1,9 @@
 """``measure`` as it runs: windows from micro-batch to micro-batch, a table of the complete ones, live services.
 
 The sketches of the open hour, the open minute and its seconds are kept between micro-batches. A complete minute and its
-seconds become rows of the table, and so does a complete hour: there is a file for each hour, which grows by being
-replaced. A repeated micro-batch writes the same rows again.
+seconds become rows of the table, and so does a complete hour: there is a file for each hour, which tasks write and
+which grows by being replaced. Only the open windows, a few dozen, pass through the driver. A repeated micro-batch
+writes the same rows again.
 
 The services ``measure/second``, ``measure/minute`` and ``measure/hour`` show the newest window of each length, complete
 or not. They change when the figures do.
@@ -10,7 +11,9 @@ or not. They change when the figures do.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -19,16 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.archive.folder import storage_errors
+from headrace.archive.folder import Folder, storage_errors
 from headrace.spark.jobs.job import JobRun
 from headrace.spark.jobs.measure import SPANS, figures, seconds, together, windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-ROWS_A_TIME: Final = 250_000
-"""Most messages of a micro-batch: their windows, perhaps one for each, must fit the driver. A window takes about 500
-bytes, and several times that in the JVM."""
 
 _FILE: Final = "windows.parquet"
 _MICROSECONDS: Final = 1_000_000
@@ -55,15 +54,31 @@ class Measurer:
         made = windows(seconds(rows))
         if before is not None and before.num_rows:
             made = together(made.unionByName(rows.sparkSession.createDataFrame(before)))
-        table = self._collect(made)
-        counted = pc.sum(pc.struct_field(table["sketches"], "messages")).as_py()
+        made = made.persist()
+        try:
+            self._account(made, before, batch)
+        finally:
+            made.unpersist()
+
+    def _account(self, made: DataFrame, before: pa.Table | None, batch: int) -> None:
+        """Write the complete windows, in tasks, and keep the open ones, which are few."""
+        from pyspark.sql import functions as F
+
+        seconds = F.when(F.col("span") == SPANS["second"], F.col("start"))
+        (facts,) = made.agg(F.sum("messages"), F.max("newest"), F.min(seconds)).collect()
+        counted, newest, oldest = (value or 0 for value in facts)
         if before is not None and counted == pc.sum(before["messages"]).as_py():
             # No messages have come, and a change of the services would itself be a new entry.
             self._memory.after(batch, _serialized(before))
             return
-        self._write(table)
+        now = newest // _MICROSECONDS
+        minute, hour = (now - now % SPANS[name] for name in ("minute", "hour"))
+        complete = F.col("start") < F.when(F.col("span") == SPANS["hour"], hour).otherwise(minute)
+        if oldest < minute:
+            self._write(made.where(complete))
+        table = self._collect(made.where(~complete))
         self._publish(table, batch)
-        self._memory.after(batch, _serialized(_open(table)))
+        self._memory.after(batch, _serialized(_sketches(table)))
 
     def _collect(self, made: DataFrame) -> pa.Table:
         """Collect sketches, under ``sketches``, and figures, in the order of time."""
@@ -72,19 +87,14 @@ class Measurer:
         sketches = F.struct(*made.columns).alias("sketches")
         return figures(made, sketches).toArrow().sort_by([("start", "ascending"), ("span", "ascending")])
 
-    def _write(self, table: pa.Table) -> None:
-        """Write the complete windows to the table, by hour."""
-        done = table.filter(_complete(table)).drop_columns("sketches")
-        hours = pc.unique(pc.floor_temporal(done["start"], unit="hour"))
-        for hour in hours.to_pylist():
-            rows = done.filter(pc.equal(pc.floor_temporal(done["start"], unit="hour"), hour))
-            folder = self._run.folder.sub(f"day={hour:%Y-%m-%d}").sub(f"hour={hour:%H}")
-            with storage_errors(folder.path):
-                if _FILE in folder.names():
-                    rows = _merged(pq.read_table(pa.BufferReader(folder.read(_FILE))), rows)
-                written = BytesIO()
-                pq.write_table(rows, written, compression="zstd")
-                folder.write(_FILE, written.getvalue())
+    def _write(self, done: DataFrame) -> None:
+        """Have tasks write windows to the table, each of them whole hours."""
+        from pyspark.sql import functions as F
+
+        ordered = (
+            figures(done).repartition(F.date_trunc("hour", "start")).sortWithinPartitions("start", "span")
+        )
+        ordered.mapInArrow(partial(_written, self._run.folder), "hours long").collect()
 
     def _publish(self, table: pa.Table, batch: int) -> None:
         """Publish the changes of the newest window of each length."""
@@ -102,20 +112,38 @@ class Measurer:
         self._run.publish_services(self._id, batch, changes)
 
 
-def _complete(table: pa.Table) -> pa.Array:
-    """Mark the complete windows: those of past minutes, and past hours."""
-    newest = pc.max(pc.struct_field(table["sketches"], "newest")).as_py() or 0
-    now = datetime.fromtimestamp(newest / _MICROSECONDS, UTC)
-    minute = now.replace(second=0, microsecond=0)
-    hour = minute.replace(minute=0)
-    of_hours = pc.equal(table["span"], SPANS["hour"])
-    return pc.if_else(of_hours, pc.less(table["start"], hour), pc.less(table["start"], minute))
+def _written(folder: Folder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write windows that come in the order of time, an hour at a time."""
+    hours = 0
+    waiting: pa.Table | None = None
+    for batch in batches:
+        more = pa.Table.from_batches([batch])
+        waiting = more if waiting is None else pa.concat_tables([waiting, more])
+        each = pc.floor_temporal(waiting["start"], unit="hour")
+        for hour in pc.unique(each).to_pylist()[:-1]:
+            _write_hour(folder, hour, waiting.filter(pc.equal(each, hour)))
+            hours += 1
+        waiting = waiting.filter(pc.equal(each, each[-1])) if len(each) else None
+    if waiting is not None:
+        _write_hour(folder, pc.floor_temporal(waiting["start"], unit="hour")[0].as_py(), waiting)
+        hours += 1
+    yield pa.RecordBatch.from_pydict({"hours": pa.array([hours], pa.int64())})
 
 
-def _open(table: pa.Table) -> pa.Table:
-    """Return the sketches of the incomplete windows."""
-    left = table.filter(pc.invert(_complete(table)))["sketches"].combine_chunks()
-    return pa.Table.from_arrays(left.flatten(), schema=pa.schema(list(left.type)))
+def _write_hour(table: Folder, hour: datetime, rows: pa.Table) -> None:
+    folder = table.sub(f"day={hour:%Y-%m-%d}").sub(f"hour={hour:%H}")
+    with storage_errors(folder.path):
+        if _FILE in folder.names():
+            rows = _merged(pq.read_table(pa.BufferReader(folder.read(_FILE))), rows)
+        written = BytesIO()
+        pq.write_table(rows, written, compression="zstd")
+        folder.write(_FILE, written.getvalue())
+
+
+def _sketches(table: pa.Table) -> pa.Table:
+    """Return the sketches of windows."""
+    kept = table["sketches"].combine_chunks()
+    return pa.Table.from_arrays(kept.flatten(), schema=pa.schema(list(kept.type)))
 
 
 def _merged(before: pa.Table, rows: pa.Table) -> pa.Table:
