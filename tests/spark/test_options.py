@@ -11,7 +11,13 @@ import pytest
 from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
 from headrace.errors import UsageError
-from headrace.spark.options import HubOptions, check_source_options, parse_sink_options, parse_source_options
+from headrace.spark.options import (
+    SERVERS_VARIABLE,
+    HubOptions,
+    check_source_options,
+    parse_sink_options,
+    parse_source_options,
+)
 
 
 def test_nothing_said() -> None:
@@ -70,6 +76,29 @@ def test_everything_said_as_spark_says_it() -> None:
 )
 def test_times(text: str, expected: int) -> None:
     assert parse_source_options({"startingTimestamp": text}, stream=True).starting_time == expected
+    assert parse_source_options({"startingOffsetsByTimestamp": text}, stream=True).starting_time == expected
+    assert parse_source_options({"endingTimestamp": text}, stream=False).ending_time == expected
+
+
+def test_times_as_kafka_users_write_them() -> None:
+    given = {"startingOffsetsByTimestamp": '{"orders": {"0": 1700000000000, "1": 1700000000000}}'}
+    assert parse_source_options(given, stream=True).starting_time == 1_700_000_000_000_000
+
+
+def test_the_hubs_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVERS_VARIABLE, "one:1,two:2")
+    assert parse_source_options({}, stream=True).access.hosts == [Address("one", 1), Address("two", 2)]
+    assert parse_sink_options({"servers": "three:3"}).access.hosts == [Address("three", 3)]
+    monkeypatch.setenv(SERVERS_VARIABLE, " ")
+    assert parse_sink_options({}).access.hosts == [Address("127.0.0.1", 8081)]
+
+
+def test_readers_begin_with_different_hubs() -> None:
+    access = HubOptions.to("one:1,two:2,three:3")
+    orders = [access.beginning_with(first).hosts for first in range(1, 100_000, 10_000)]
+    assert {order[0] for order in orders} == set(access.hosts)
+    assert all(set(order) == set(access.hosts) for order in orders)
+    assert HubOptions.to("one:1").beginning_with(7) == HubOptions.to("one:1")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +112,12 @@ def test_times(text: str, expected: int) -> None:
         ({"columns": "seq,"}, True, "there is no column ''"),
         ({"kafka.bootstrap.servers": "x"}, True, "did you mean servers?"),
         ({"subscribe": "x"}, True, "no option 'subscribe': did you mean topic?"),
-        ({"endingTimestamp": "1"}, False, "did you mean endingOffsets?"),
+        ({"endingOffsetsByTimestamp": "1"}, False, "did you mean endingTimestamp?"),
+        ({"endingTimestamp": "1"}, True, "endingTimestamp is for spark.read: a stream has no end"),
+        ({"endingTimestamp": "1", "endingOffsets": "1"}, False, "exclude one another: set one"),
+        ({"minOffsetsPerTrigger": "9"}, False, "is for spark.readStream"),
+        ({"startingTimestamp": "1", "startingOffsetsByTimestamp": "1"}, True, "are the same: set one"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": 1, "1": 2}}'}, True, "expected one time for all topics"),
         ({"path": "one:1"}, True, "there is no path: set the options servers and topic"),
         ({"startingOffsets": "middle"}, True, "expected earliest, latest or a sequence number"),
         ({"startingOffsets": "0"}, True, "from 1 on"),

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.spark.archive_reading import history
     from headrace.spark.datasource import register
+    from headrace.spark.query_reports import watch
     from headrace.spark.runtime.session import session
     from headrace.spark.source.range_source import map_in_arrow
 
-__all__ = ["history", "map_in_arrow", "register", "session"]
+__all__ = ["history", "map_in_arrow", "register", "session", "watch"]
 
 _HOMES = {
     "history": "headrace.spark.archive_reading",
     "map_in_arrow": "headrace.spark.source.range_source",
     "register": "headrace.spark.datasource",
     "session": "headrace.spark.runtime.session",
+    "watch": "headrace.spark.query_reports",
 }
 
 

@@ -94,10 +94,15 @@ def _by_pyarrow(spark: SparkSession, folder: Folder, files: Sequence[ArchiveFile
 
 
 def _read(folder: Folder, listed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in listed:
+        yield from read_files(folder, batch.column("name").to_pylist())
+
+
+def read_files(folder: Folder, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """Read files one after the other; for a task of ``mapInArrow``."""
     import pyarrow.parquet as pq
 
-    for batch in listed:
-        for name in batch.column("name").to_pylist():
-            with storage_errors(f"{folder.path}/{name}"), folder.open(name) as file:
-                for rows in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, use_threads=False):
-                    yield enveloped(rows)
+    for name in names:
+        with storage_errors(f"{folder.path}/{name}"), folder.open(name) as file:
+            for rows in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, use_threads=False):
+                yield enveloped(rows)

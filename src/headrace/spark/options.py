@@ -6,36 +6,33 @@ no secret: a key is read from its file, or from the environment, where a connect
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
+from zlib import crc32
 
 from headrace.client.tls import ClientTls, RenewedContext, TlsFiles
 from headrace.config import Address
 from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
-from headrace.errors import HeadraceError, LimitError, UsageError
-from headrace.message import MAX_SEQUENCE, SCHEMA
+from headrace.errors import HeadraceError, UsageError
 from headrace.protocols import PORTS
+from headrace.spark.option_values import GivenOptions, OffsetOption, parse_predicates
 from headrace.wire.link.requests import MAX_NAME, WRITE
 
 DEFAULT_SERVERS: Final = "127.0.0.1:8081"
 DEFAULT_PORT: Final = PORTS["tube_tcp"]
+
+SERVERS_VARIABLE: Final = "HEADRACE_SERVERS"
+"""The variable that names the hubs where the option ``servers`` does not; only the driver's is looked at."""
 
 READER: Final = "spark"
 """The default name of a reader."""
 
 MAX_DELAY: Final = 15 * 60.0
 """Seconds that ``minBytesPerTrigger`` may delay a message by default."""
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-OffsetOption = Literal["earliest", "latest"] | int
-"""A beginning or an end: a word, or a sequence number."""
 
 _TLS: Final = {"tls.ca": "ca", "tls.cert": "cert", "tls.key": "cert_key", "tls.pin": "pin"}
 """The options that name files for TLS, and what they are called elsewhere."""
@@ -45,8 +42,12 @@ _READ: Final = (
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingTimestamp",
+    "archive",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
     "minBytesPerTrigger",
     "maxTriggerDelay",
     "minPartitions",
@@ -62,39 +63,12 @@ _READ: Final = (
 _STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
     "minBytesPerTrigger",
     "maxTriggerDelay",
     "hold",
 )
 _WRITE: Final = (*_BOTH, "topic", "txnAppId", "txnVersion")
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options that Spark passes on although they are its own."""
-
-_SECRET: Final = re.compile(
-    r"^key$|secret|password|passwd|token|credential|(api|access|client|private)[-_.]?key|jaas"
-)
-"""Option names that suggest a secret."""
-
-_ELSEWHERE: Final = {
-    "kafka.bootstrap.servers": "servers",
-    "bootstrap.servers": "servers",
-    "host": "servers",
-    "url": "servers",
-    "subscribe": "topic",
-    "subscribepattern": "topic",
-    "assign": "topic",
-    "filter": "where",
-    "endingtimestamp": "endingOffsets",
-    "minoffsetspertrigger": "minBytesPerTrigger",
-}
-"""Names of other sources, Kafka's above all, that are not close to ours."""
-
-_MOST_DIGITS: Final = 20
-"""Most digits of a sequence number."""
-_MOST_SHOWN: Final = 64
-"""Characters of a predicate that an error repeats."""
-_MOST_TIME: Final = 253_402_300_800_000_000
-"""µs: the year 10000. A larger value is in another unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +113,15 @@ class HubOptions:
         named = (host.strip().removeprefix("tube+tls://") for host in self.servers.split(","))
         return [Address.parse(host, DEFAULT_PORT) for host in named]
 
+    def beginning_with(self, seq: int) -> HubOptions:
+        """Return the same hubs in another order, so that readers of different messages begin with different ones."""
+        hosts = self.servers.split(",")
+        if len(hosts) == 1:
+            return self
+        # Neighbouring ranges begin at numbers that have much in common, such as being odd.
+        place = crc32(seq.to_bytes(8)) % len(hosts)
+        return replace(self, servers=",".join([*hosts[place:], *hosts[:place]]))
+
     def tls(self) -> RenewedContext | None:
         """Return the TLS to connect with, if the hubs' URLs say so."""
         if not self.servers.startswith("tube+tls://"):
@@ -174,11 +157,16 @@ class SourceOptions:
     starting_time: int | None = None
     """µs since 1970."""
     ending: OffsetOption = "latest"
+    ending_time: int | None = None
+    """µs since 1970: messages before it are read."""
+    archive: str | None = None
+    """The path or URI of the log's archive."""
     max_offsets: int | None = None
     max_bytes: int | None = None
+    min_offsets: int | None = None
     min_bytes: int | None = None
     max_delay: float = MAX_DELAY
-    """Seconds that less than ``min_bytes`` may wait."""
+    """Seconds that fewer messages or bytes than the minimum may wait."""
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     topic: str | None = None
@@ -191,6 +179,11 @@ class SourceOptions:
     reader: str = READER
     """The name under which losses are reported to the hub."""
     files: bool = True
+
+    @property
+    def has_minimum(self) -> bool:
+        """Whether a micro-batch waits for more."""
+        return self.min_offsets is not None or self.min_bytes is not None
 
     @property
     def predicates(self) -> Mapping[str, Any] | None:
@@ -212,15 +205,23 @@ class SinkOptions:
 
 def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceOptions:
     """Parse the options of ``readStream`` (``stream``) or of ``read``."""
-    given = _Given(options, _READ)
+    given = GivenOptions(options, _READ)
     starting = given.place("startingOffsets", ("earliest", "latest") if stream else ("earliest",))
     time = given.time("startingTimestamp")
+    if given.has("startingOffsetsByTimestamp"):
+        if time is not None:
+            raise UsageError("startingOffsetsByTimestamp and startingTimestamp are the same: set one")
+        time = given.time_of_each("startingOffsetsByTimestamp")
+    ending_time = given.time("endingTimestamp")
     if starting is not None and time is not None:
         raise UsageError("startingOffsets and startingTimestamp exclude one another: set one")
-    if stream and given.has("endingOffsets"):
-        raise UsageError(
-            "endingOffsets is for spark.read: a stream has no end (see trigger(availableNow=True))"
-        )
+    for name in ("endingOffsets", "endingTimestamp"):
+        if stream and given.has(name):
+            raise UsageError(
+                f"{name} is for spark.read: a stream has no end (see trigger(availableNow=True))"
+            )
+    if ending_time is not None and given.has("endingOffsets"):
+        raise UsageError("endingOffsets and endingTimestamp exclude one another: set one")
     if not stream:
         for name in _STREAM_ONLY:
             if given.has(name):
@@ -233,12 +234,15 @@ def parse_source_options(options: Mapping[str, str], *, stream: bool) -> SourceO
     where = given.text("where")
     origin = given.text("origin")
     return SourceOptions(
-        given.access(),
+        _access(given),
         starting=starting,
         starting_time=time,
         ending=ending,
+        ending_time=ending_time,
+        archive=given.text("archive"),
         max_offsets=given.number("maxOffsetsPerTrigger"),
         max_bytes=given.number("maxBytesPerTrigger"),
+        min_offsets=given.number("minOffsetsPerTrigger"),
         min_bytes=given.number("minBytesPerTrigger"),
         max_delay=given.seconds("maxTriggerDelay", MAX_DELAY),
         min_partitions=given.number("minPartitions"),
@@ -257,7 +261,9 @@ def check_source_options(options: Mapping[str, str]) -> SourceOptions:
     """Parse the options of ``readStream`` or ``read`` where it is not known yet which it is."""
     given = {name.lower() for name in options}
     # An option that only one of them takes shows which is meant.
-    batch = "endingoffsets" in given and not any(name.lower() in given for name in _STREAM_ONLY)
+    batch = not given.isdisjoint(("endingoffsets", "endingtimestamp")) and given.isdisjoint(
+        name.lower() for name in _STREAM_ONLY
+    )
     try:
         return parse_source_options(options, stream=not batch)
     except UsageError as error:
@@ -269,7 +275,7 @@ def check_source_options(options: Mapping[str, str]) -> SourceOptions:
 
 def parse_sink_options(options: Mapping[str, str], *, stream: bool = False) -> SinkOptions:
     """Parse the options of ``writeStream`` (``stream``) or of ``write``."""
-    given = _Given(options, _WRITE)
+    given = GivenOptions(options, _WRITE)
     application, version = given.text("txnAppId"), given.number("txnVersion", least=0)
     if stream and (application is not None or version is not None):
         raise UsageError(
@@ -283,7 +289,7 @@ def parse_sink_options(options: Mapping[str, str], *, stream: bool = False) -> S
         raise UsageError(
             f"txnAppId = {application!r}: expected at most {MAX_NAME} characters, not beginning with {WRITE!r}"
         )
-    return SinkOptions(given.access(), given.text("topic") or "", application, version)
+    return SinkOptions(_access(given), given.text("topic") or "", application, version)
 
 
 def as_text(value: object) -> str:
@@ -295,205 +301,24 @@ def as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class _Given:
-    """Options as Spark gives them."""
-
-    def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
-        self._options = {name.lower(): value for name, value in options.items()}
-        names = {name.lower(): name for name in known}
-        for name in self._options:
-            if name in names or name in _SPARKS_OWN:
-                continue
-            if name == "path":
-                raise UsageError(
-                    "there is no path: set the options servers and topic, and leave the arguments of load(), save() "
-                    "or start() out"
-                )
-            if _SECRET.search(name):
-                raise UsageError(
-                    f"option {name!r} would appear in plans and logs: put the key into a file and name it with "
-                    f"keyFile, or into {KEY_VARIABLE} in the environment of driver and executors"
-                )
-            raise UsageError(_unknown(name, names))
-
-    def has(self, name: str) -> bool:
-        return name.lower() in self._options
-
-    def text(self, name: str) -> str | None:
-        value = self._options.get(name.lower())
-        if value is not None and not value.strip():
-            raise UsageError(f"{name} is empty: leave it out, or give it a value")
-        return value
-
-    def topic_pattern(self, name: str) -> str | None:
-        from headrace.hub.topic_test import MAX_SEARCHED, MAX_WILDCARDS, check_topic_pattern
-
-        value = self.text(name)
-        if value is None:
-            return None
-        try:
-            check_topic_pattern(value)
-        except LimitError as error:
-            raise UsageError(
-                f"{name} is no pattern: {error.field}: {error.value}. A pattern has at most {MAX_WILDCARDS} wildcards, "
-                f"* for any characters but / and ** for any characters, and {MAX_SEARCHED} characters from the first on"
-            ) from None
-        return value
-
-    def number(self, name: str, *, least: int = 1) -> int | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        try:
-            number = int(value)
-        except ValueError:
-            number = -1
-        if not least <= number < 1 << 62:
-            raise UsageError(f"{name} = {value!r}: expected a whole number from {least} on")
-        return number
-
-    def seconds(self, name: str, default: float) -> float:
-        value = self.text(name)
-        if value is None:
-            return default
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|h)?", value.strip())
-        if found is None:
-            raise UsageError(f"{name} = {value!r}: expected seconds, or a time such as 500ms, 60s or 15m")
-        return float(found[1]) * _UNITS[found[2] or "s"]
-
-    def truth(self, name: str, *, default: bool) -> bool:
-        value = self.text(name)
-        if value is None:
-            return default
-        if value.strip().lower() not in ("true", "false"):
-            raise UsageError(f"{name} = {value!r}: expected true or false")
-        return value.strip().lower() == "true"
-
-    def place(self, name: str, words: Sequence[str]) -> OffsetOption | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        word = value.strip().lower()
-        if word in words:
-            return word  # type: ignore[return-value]
-        if word.isdecimal() and len(word) <= _MOST_DIGITS and 1 <= int(word) <= MAX_SEQUENCE:
-            return int(word)
-        raise UsageError(f"{name} = {value!r}: expected {', '.join(words)} or a sequence number from 1 on")
-
-    def time(self, name: str) -> int | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        try:
-            if value.strip().isdecimal():
-                time = int(value) * 1000
-            else:
-                time = micros(datetime.fromisoformat(value.strip()))
-        except ValueError:
-            time = -1
-        if not 0 <= time < _MOST_TIME:
-            raise UsageError(
-                f"{name} = {value!r}: expected ms since 1970 or a time such as 2026-01-31T12:00:00+00:00"
-            )
-        return time
-
-    def columns(self, name: str) -> tuple[str, ...] | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        columns = tuple(column.strip() for column in value.split(","))
-        known = SCHEMA.names
-        for place, column in enumerate(columns):
-            if column not in known:
-                raise UsageError(f"{name}: {_unknown(column, {each: each for each in known}, what='column')}")
-            if column in columns[:place]:
-                raise UsageError(f"{name} has {column} twice")
-        return columns
-
-    def access(self) -> HubOptions:
-        patience = self.text("patience")
-        try:
-            seconds = 30.0 if patience is None else float(patience)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds <= 3600:
-            raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
-        access = HubOptions.to(self.text("servers") or DEFAULT_SERVERS)
-        files = tuple((ours, file) for name, ours in _TLS.items() if (file := self.text(name)) is not None)
-        if files and not access.servers.startswith("tube+tls://"):
-            access = HubOptions.to(f"tube+tls://{access.servers}")
-        return replace(
-            access,
-            client_id=self.text("clientId"),
-            key_file=self.text("keyFile"),
-            patience=seconds,
-            tls_files=files,
-        )
-
-
-def micros(moment: datetime) -> int:
-    """Convert a time to µs since 1970; without a zone it is UTC.
-
-    >>> micros(datetime.fromisoformat("1970-01-01T00:00:01.000001"))
-    1000001
-    """
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return since // timedelta(microseconds=1)
-
-
-def _unknown(name: str, names: Mapping[str, str], *, what: str = "option") -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    if (ours := _ELSEWHERE.get(name)) is not None and ours.lower() in names:
-        close = [ours.lower()]
-    hint = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(names.values())}"
-    return f"there is no {what} {name!r}: {hint}"
-
-
-def parse_predicates(text: str) -> str:
-    """Parse the option ``where`` into the link's form.
-
-    A text stands for equality, two numbers for a range.
-
-    >>> parse_predicates('{"region": "eu", "speed": [80, 120]}')
-    '{"region": {"use": 1, "strval": "eu"}, "speed": {"use": 2, "low": 80, "high": 120}}'
-    """
-    from headrace.wire.link.requests import parse_where
-
+def _access(given: GivenOptions) -> HubOptions:
+    patience = given.text("patience")
     try:
-        where = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"where: expected JSON ({error})") from None
-    if not isinstance(where, dict):
-        raise UsageError("where: expected a JSON object of attributes and conditions")
-    fields = {name: _field(name, predicate) for name, predicate in where.items()}
-    try:
-        parse_where(fields)
-    except HeadraceError as error:
-        raise UsageError(f"where: {error}") from None
-    return json.dumps(fields)
-
-
-def _field(name: str, predicate: object) -> object:
-    match predicate:
-        case str(text):
-            return {"use": 1, "strval": text}
-        case [low, high] if _is_number(low) and _is_number(high):
-            return {"use": 2, "low": low, "high": high}
-        case {"use": 1 | 2 | 3}:
-            return predicate
-    # Suggest how to write what was meant.
-    text = json.dumps(predicate, ensure_ascii=False)
-    shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
-    number = f" (for just that number [{shown}, {shown}])" if _is_number(predicate) else ""
-    values = predicate if isinstance(predicate, list) and shown == text else []
-    if len(values) < 2 or not all(isinstance(each, str) or _is_number(each) for each in values):
-        values = ["a", "b"]
-    one_of = {"use": 3, "extra": json.dumps({"in": values}, ensure_ascii=False)}
-    raise UsageError(
-        f"where: {name} = {shown}: expected a text, or [low, high]{number}, or a predicate of the SDK, for one of "
-        f"several {json.dumps(one_of, ensure_ascii=False)}"
+        seconds = 30.0 if patience is None else float(patience)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 3600:
+        raise UsageError(f"patience = {patience!r}: expected seconds from 0 to 3600")
+    access = HubOptions.to(
+        given.text("servers") or os.environ.get(SERVERS_VARIABLE, "").strip() or DEFAULT_SERVERS
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    files = tuple((ours, file) for name, ours in _TLS.items() if (file := given.text(name)) is not None)
+    if files and not access.servers.startswith("tube+tls://"):
+        access = HubOptions.to(f"tube+tls://{access.servers}")
+    return replace(
+        access,
+        client_id=given.text("clientId"),
+        key_file=given.text("keyFile"),
+        patience=seconds,
+        tls_files=files,
+    )

@@ -206,7 +206,7 @@ def progress_of(name: str, started: RunningJob, newest: int | None) -> dict[str,
     facts: dict[str, object] = {"job": name, "state": "running" if query.isActive else "stopped"}
     last = query.lastProgress
     if last is not None:
-        facts |= _figures(json.loads(last.json), newest)
+        facts |= figures_of(json.loads(last.json), newest)
     own = dict(started.facts())
     if not facts.get("rows"):
         # The last micro-batch was empty: the job's own counts are of an earlier one.
@@ -225,9 +225,9 @@ def tasks_of(spark: SparkSession, group: str) -> dict[str, object]:
     return {"tasks": tasks, "tasks_done": sum(stage.numCompletedTasks for stage in known)} if tasks else {}
 
 
-def _figures(last: Mapping[str, Any], newest: int | None) -> dict[str, object]:
-    source = last["sources"][0]
-    seq = _seq(source.get("endOffset"))
+def figures_of(last: Mapping[str, Any], newest: int | None) -> dict[str, object]:
+    """Return the figures of Spark's report on a micro-batch; ``newest`` is the log's last message, if known."""
+    seq = next(filter(None, (_seq(source.get("endOffset")) for source in last["sources"])), None)
     milliseconds = last.get("durationMs", {}).get("triggerExecution", 0)
     return {
         "batch": last["batchId"],

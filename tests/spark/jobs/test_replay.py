@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
@@ -10,12 +11,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from tests.archive.tables import add, ledger
 from tests.hubprocess import HubProcess
 from tests.spark.jobs.rows import BEGIN, rows
 
 import headrace
+from headrace.archive import ArchiveFile, open_table
 from headrace.errors import UsageError
-from headrace.spark.jobs.replay import Pace, _edge, _publish, chosen, paced
+from headrace.spark.jobs.replay import (
+    Pace,
+    SoFar,
+    _between,
+    _edge,
+    _publish,
+    chosen,
+    paced,
+    rounds,
+    within,
+)
 from headrace.spark.options import HubOptions
 
 
@@ -101,9 +114,10 @@ def test_a_hub_that_is_being_restarted_is_waited_for(hub: HubProcess) -> None:
     back.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HubOptions, "credentials", credentials)
-        (told,) = _publish(access, "replay", Pace(), False, rows(1, 10).to_batches())
+        (told,) = _publish(access, "replay", Pace(), False, SoFar(), rows(1, 10).to_batches())
     back.join()
-    assert told.to_pylist() == [{"messages": 10, "first": 1, "last": 10}]
+    (facts,) = told.to_pylist()
+    assert (facts["messages"], facts["first"], facts["last"], facts["count"]) == (10, 1, 10, 10)
 
 
 def test_what_is_picked_is_published_once(hub: HubProcess) -> None:
@@ -111,12 +125,13 @@ def test_what_is_picked_is_published_once(hub: HubProcess) -> None:
     picked = rows(1, 1000).take(list(range(0, 1000, 3)))
     wanted = picked.column("seq").to_pylist()
     half = picked.slice(0, 100).to_batches()
-    (told,) = _publish(access, "some", Pace(), True, half)
+    (told,) = _publish(access, "some", Pace(), True, SoFar(), half)
     assert told.to_pylist()[0]["messages"] == 100
-    (told,) = _publish(access, "some", Pace(), True, picked.to_batches(70))
+    (told,) = _publish(access, "some", Pace(), True, SoFar(), picked.to_batches(70))
     assert told.to_pylist()[0]["messages"] == len(wanted) - 100
-    (told,) = _publish(access, "some", Pace(), True, picked.to_batches())
-    assert told.to_pylist() == [{"messages": 0, "first": None, "last": None}]
+    (told,) = _publish(access, "some", Pace(), True, SoFar(), picked.to_batches())
+    (facts,) = told.to_pylist()
+    assert (facts["messages"], facts["first"], facts["begin"]) == (0, None, None)
     with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
         found = [number for batch in link.read(1) for number in batch.column("number").to_pylist()]
     assert found == wanted
@@ -126,3 +141,43 @@ def test_what_is_picked_is_published_once(hub: HubProcess) -> None:
 def test_a_place_that_is_none_is_told(place: str) -> None:
     with pytest.raises(UsageError, match="expected a sequence number or a time"):
         _edge(place, ">=")
+
+
+def file(first: int, last: int, size: int = 100) -> ArchiveFile:
+    return ArchiveFile(f"{first}", first, last, last - first + 1, size, first * 1_000_000, last * 1_000_000)
+
+
+def test_files_that_have_nothing_to_replay_are_not_read() -> None:
+    files = [file(1, 10), file(11, 20), file(21, 30)]
+    assert within(files, "", "") == files
+    assert within(files, "11", "20") == files[1:2]
+    assert within(files, "10", "21") == files
+    assert within(files, "1970-01-01T00:00:25Z", "") == files[2:]
+    assert within(files, "31", "") == []
+
+
+def test_rounds_are_the_files_in_order() -> None:
+    files = [file(1, 10, 40), file(11, 20, 40), file(21, 30, 40), file(31, 40, 500), file(41, 50, 1)]
+    assert rounds(files, 100) == [files[:2], files[2:3], files[3:4], files[4:]]
+    assert rounds([], 100) == []
+
+
+def test_a_replay_reads_file_after_file_and_nothing_is_sorted(tmp_path: Path) -> None:
+    """The first message is there when one row group has been read, however long the archive is."""
+    kept = ledger("delta", tmp_path)
+    for first in range(1, 1000, 100):
+        add(kept, rows(first, first + 99))
+    table = open_table(str(tmp_path))
+    names = [each.path for each in table.all_files()]
+    found = _between(table.folder, [*names, "there is no such file"], "50", "", [])
+    assert next(found).column("seq").to_pylist() == list(range(50, 101))
+    whole = _between(table.folder, names, "50", "950", [])
+    assert [seq for batch in whole for seq in batch.column("seq").to_pylist()] == list(range(50, 951))
+
+
+def test_a_pace_goes_on_from_round_to_round() -> None:
+    table, slept = rows(1, 100), []
+    begin = table.column("time")[0].value
+    earlier = SoFar(count=100, begin=begin, started=time.time())
+    list(paced(table.to_batches(), Pace(rate=10), lambda: 0.0, slept.append, so_far=earlier))
+    assert 9.0 < slept[0] <= 10.1

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from tests.archive.tables import BEGIN, OTHER_LOG, add, ledger, rows
 from tests.spark.hubs import TRIMMING, Hub, trimmed, until
 
-from headrace.errors import LostRangeError, UsageError
+from headrace.errors import LostRangeError, NoArchiveError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.hub_connections import close_links
 from headrace.spark.options import parse_source_options
-from headrace.spark.source.reader import SPARK_SCHEMA, SequenceReader, SequenceStreamReader, split
+from headrace.spark.source.planning import split
+from headrace.spark.source.reader import SPARK_SCHEMA, SequenceReader, SequenceStreamReader
 
 ALL = ReadAllAvailable()
 
@@ -90,6 +94,101 @@ def test_where_a_stream_begins(filled: Hub) -> None:
     assert later > 1
     with pytest.raises(UsageError, match="the log's head is 1000"):
         stream(filled, startingOffsets="1002").initialOffset()
+
+
+def test_a_batch_ends_before_a_time(filled: Hub) -> None:
+    times = [message.time for message in filled.messages()]
+    middle = times[500]
+    before = sum(time < middle for time in times)
+    # Options have milliseconds, or a time as text.
+    text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=middle)).isoformat()
+    assert ranges(batch(filled, endingTimestamp=text).partitions()) == [(1, before)]
+    assert ranges(batch(filled, endingTimestamp="99999999999999").partitions()) == [(1, 1000)]
+    assert ranges(batch(filled, endingTimestamp="1000").partitions()) == [(1, 0)]
+
+
+def test_few_messages_wait_for_more(filled: Hub) -> None:
+    reader = stream(filled, minOffsetsPerTrigger="300", maxTriggerDelay="1h")
+    start = {"log": filled.head().log, "seq": 100}
+    assert reader.latestOffset(start, ALL)["seq"] == 1000  # the first does not wait
+    assert reader.latestOffset(start | {"seq": 701}, ALL)["seq"] == 701
+    assert reader.latestOffset(start | {"seq": 700}, ALL)["seq"] == 1000
+
+
+def archive_of(hub: Hub, place: Path, upto: int, log: str | None = None) -> str:
+    """Archive a hub's messages, in several files."""
+    kept = ledger("delta", place, log or hub.head().log)
+    with hub.link() as link:
+        for first in range(1, upto + 1, 400):
+            add(kept, pa.Table.from_batches(link.read(first, min(first + 399, upto)), SCHEMA))
+    return str(place)
+
+
+def read_by(reader: SequenceReader | SequenceStreamReader, partitions: Any) -> list[dict[str, Any]]:
+    """What executors read: each partition and the reader are pickled."""
+    revived = pickle.loads(pickle.dumps(reader))
+    return [row for each in partitions for rows in revived.read(each) for row in rows.to_pylist()]
+
+
+def test_what_the_archive_has_is_read_from_its_files(filled: Hub, tmp_path: Path) -> None:
+    place = archive_of(filled, tmp_path / "archive", 900)
+    reader = batch(filled, archive=place, columns="seq,payload")
+    parts = reader.partitions()
+    assert [(each.first, each.last, len(each.files)) for each in parts] == [  # type: ignore[attr-defined]
+        (1, 900, 3),
+        (901, 1000, 0),
+    ]
+    rows = read_by(reader, parts)
+    assert rows == [{"seq": seq, "payload": b"%d" % (seq - 1)} for seq in range(1, 1001)]
+    # A part of it, and of one topic: other row groups are not read.
+    reader = batch(filled, archive=place, startingOffsets="250", endingOffsets="870", topic="t/3")
+    assert [row["seq"] for row in read_by(reader, reader.partitions())] == list(range(301, 401))
+    reader = batch(filled, archive=place, topic="t/*", origin="nobody", columns="payload")
+    assert read_by(reader, reader.partitions()) == []
+    expected = read_by(batch(filled), batch(filled).partitions())
+    whole = batch(filled, archive=place, minPartitions="7")
+    assert len(whole.partitions()) >= 7
+    assert read_by(whole, whole.partitions()) == expected
+
+
+def test_what_retention_has_removed_is_read_from_the_archive(tmp_path: Path) -> None:
+    with Hub.start(tmp_path / "data", *TRIMMING) as hub:
+        hub.publish([b"first"] * 4)
+        place = archive_of(hub, tmp_path / "archive", 4)
+        trimmed(hub)
+        first = hub.head().first
+        # Between the archive and the log is a hole: that is a loss, though the archive has what was before it.
+        with pytest.raises(LostRangeError, match=f"messages 1 to {first - 1}"):
+            batch(hub, archive=place, startingOffsets="1").partitions()
+        assert ranges(batch(hub, archive=place, startingOffsets=str(first)).partitions())[0][0] == first
+        close_links()
+
+
+def test_an_archive_serves_a_stream_that_begins_before_the_log(tmp_path: Path) -> None:
+    with Hub.start(tmp_path / "data", *TRIMMING) as hub:
+        made = rows(1, 10_000)
+        trimmed(hub)
+        kept = ledger("parquet", tmp_path / "archive", hub.head().log)
+        add(kept, made.slice(0, hub.head().head - 2))
+        place, extent = str(tmp_path / "archive"), hub.head()
+        reader = stream(hub, archive=place, startingOffsets="earliest")
+        start = reader.initialOffset()
+        assert start["seq"] == 0
+        end = reader.latestOffset(start, ALL)
+        found = read_by(reader, reader.partitions(start, end))
+        assert [row["seq"] for row in found] == list(range(1, extent.head + 1))
+        assert [row["payload"] for row in found[:3]] == [b"message 1", b"message 2", b"message 3"]
+        later = stream(hub, archive=place, startingTimestamp=str(BEGIN // 1000 + 2)).initialOffset()
+        assert later["seq"] == 2
+        close_links()
+
+
+def test_an_archive_of_another_log_is_told(filled: Hub, tmp_path: Path) -> None:
+    place = archive_of(filled, tmp_path / "other", 5, log=OTHER_LOG)
+    with pytest.raises(UsageError, match=f"the archive belongs to log {OTHER_LOG}"):
+        batch(filled, archive=place).partitions()
+    with pytest.raises(NoArchiveError):
+        batch(filled, archive=str(tmp_path / "nothing")).partitions()
 
 
 def test_limits_are_obeyed_and_reading_all_is_too(filled: Hub) -> None:

@@ -1,8 +1,11 @@
 """``replay``: publish messages of an archive to a hub, at their own pace, at a rate, or as fast as possible.
 
-Spark reads and filters in many tasks; one task publishes, in order. :mod:`headrace.client.link.replay` ensures that a
-replay that was interrupted, or is repeated, adds only what is missing. It is named after the archive's log and the
-choice of messages.
+The archive's files are in the order of the sequence, so one task reads them one after the other and publishes what it
+reads: nothing is sorted, and the first message is sent at once. With a condition of SQL, Spark filters in many tasks,
+:data:`ROUND_BYTES` of files at a time, and sorts what is left of a round.
+
+:mod:`headrace.client.link.replay` ensures that a replay that was interrupted, or is repeated, adds only what is
+missing. It is named after the archive's log and the choice of messages.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,17 +24,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.archive import ArchiveFile, ArchiveTable, open_table
 from headrace.archive.folder import Folder, is_local
 from headrace.archive.table import format_of
 from headrace.client.link.replay import ReplayTarget, publisher_name
 from headrace.errors import UsageError
 from headrace.message import MAX_SEQUENCE, SCHEMA
-from headrace.spark.jobs.archive import TABLE_PARAMETERS, archived
+from headrace.spark.archive_reading import read_files, rows_of
+from headrace.spark.jobs.archive import TABLE_PARAMETERS
 from headrace.spark.jobs.job import JobRun, Parameter, at_least
-from headrace.spark.options import HubOptions, micros
+from headrace.spark.option_values import micros
+from headrace.spark.options import HubOptions
+from headrace.spark.source.reader import SPARK_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 ABOUT: Final = "messages of an archive to a hub, at their own pace, at a rate, or at once"
 PARAMETERS: Final = {
@@ -52,7 +59,19 @@ PARAMETERS: Final = {
 
 _STEP: Final = 0.02
 """Seconds within which due messages are sent together."""
-_DONE: Final = "messages long, first long, last long"
+_DONE: Final = "messages long, first long, last long, count long, begin long, started double"
+
+ROUND_BYTES: Final = 1 << 30
+"""Bytes of files that are filtered at a time: few enough that the first message does not wait long."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """What earlier rounds have sent: how many messages, the time of the first (µs), and when that was sent."""
+
+    count: int = 0
+    begin: int | None = None
+    started: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +109,75 @@ def start(run: JobRun) -> dict[str, object]:
     """Replay to the end."""
     check(run.params, run.available_now)
     pace = Pace(run.number("rate"), run.number("speed"))
-    log, rows = archived(run)
-    rows = chosen(rows, run.param("where"), run.param("from"), run.param("until"))
-    choice = [run.param(each) for each in ("where", "from", "until")]
-    name = run.param("name") or publisher_name(log, choice)
+    table = open_table(
+        run.path, options={name: run.param(name) for name in TABLE_PARAMETERS if run.param(name)}
+    )
+    where, begin, until = (run.param(each) for each in ("where", "from", "until"))
+    name = run.param("name") or publisher_name(table.log, [where, begin, until])
     run.at_work = lambda client: {"through": client.newest(name)}
-    # Where nothing is chosen, Spark may run no task at all.
-    results = published(rows, run.access, name, pace, picked=bool(run.param("where"))).toArrow().to_pylist()
-    result = results[0] if results else {"messages": 0, "first": None, "last": None}
-    return {"log": log, "publisher": name, **result}
+    publish = partial(published, access=run.access, publisher=name, pace=pace, picked=bool(where))
+    files = within(table.all_files(), begin, until)
+    result: dict[str, object] = {"messages": 0, "first": None, "last": None}
+    so_far = SoFar()
+    for group in rounds(files, ROUND_BYTES) if where else [files] if files else []:
+        if where:
+            rows = chosen(rows_of(run.spark, table, group), where, begin, until)
+            sent = publish(rows.repartition(1).sortWithinPartitions("seq"), so_far=so_far)
+        else:
+            sent = publish(in_order(run.spark, table, group, begin, until), so_far=so_far)
+        # Where nothing is chosen, Spark may run no task at all.
+        for told in sent.toArrow().to_pylist():
+            so_far = SoFar(told.pop("count"), told.pop("begin"), told.pop("started"))
+            result["messages"] = cast("int", result["messages"]) + told["messages"]
+            result["first"] = told["first"] if result["first"] is None else result["first"]
+            result["last"] = told["last"] if told["last"] is not None else result["last"]
+    return {"log": table.log, "publisher": name, **result}
+
+
+def within(files: Sequence[ArchiveFile], begin: str, until: str) -> list[ArchiveFile]:
+    """Leave out files that have nothing between two places."""
+    kept = list(files)
+    if begin:
+        column, value = _parsed(begin)
+        kept = [file for file in kept if (file.last if column == "seq" else file.last_time) >= value]
+    if until:
+        column, value = _parsed(until)
+        kept = [file for file in kept if (file.first if column == "seq" else file.first_time) <= value]
+    return kept
+
+
+def rounds(files: Sequence[ArchiveFile], size: int) -> list[list[ArchiveFile]]:
+    """Group files, in their order, into rounds of about ``size`` bytes."""
+    groups: list[list[ArchiveFile]] = []
+    room = 0
+    for file in files:
+        if not groups or file.size > room:
+            groups.append([])
+            room = size
+        groups[-1].append(file)
+        room -= file.size
+    return groups
+
+
+def in_order(
+    spark: SparkSession, table: ArchiveTable, files: Sequence[ArchiveFile], begin: str = "", until: str = ""
+) -> DataFrame:
+    """Return messages of files in one partition, in their order."""
+    names = [file.path for file in files]
+    one = spark.range(1).coalesce(1)
+    return one.mapInArrow(partial(_between, table.folder, names, begin, until), SPARK_SCHEMA)
+
+
+def _between(
+    folder: Folder, names: list[str], begin: str, until: str, _: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    edges = [(pc.greater_equal, begin), (pc.less_equal, until)]
+    for rows in read_files(folder, names):
+        for compare, place in edges:
+            if place:
+                column, value = _parsed(place)
+                rows = rows.filter(compare(rows.column(column).cast(pa.int64()), value))
+        yield rows
 
 
 def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -> DataFrame:
@@ -120,14 +199,13 @@ def chosen(rows: DataFrame, where: str = "", begin: str = "", until: str = "") -
 
 
 def published(
-    rows: DataFrame, access: HubOptions, publisher: str, pace: Pace, *, picked: bool = False
+    rows: DataFrame, access: HubOptions, publisher: str, pace: Pace, *, picked: bool = False, so_far: SoFar
 ) -> DataFrame:
-    """Publish rows in the order of the sequence; one row has their number and new sequence numbers.
+    """Publish rows, which are one partition in order; one row has their number and new sequence numbers.
 
     ``picked`` says that hardly two of them are adjacent.
     """
-    ordered = rows.repartition(1).sortWithinPartitions("seq")
-    return ordered.mapInArrow(partial(_publish, access, publisher, pace, picked), _DONE)
+    return rows.mapInArrow(partial(_publish, access, publisher, pace, picked, so_far), _DONE)
 
 
 def paced(
@@ -135,9 +213,13 @@ def paced(
     pace: Pace,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    *,
+    so_far: SoFar = SoFar(),
 ) -> Iterator[pa.RecordBatch]:
     """Delay rows until they are due."""
-    started, count, begin = clock(), 0, None
+    started, count, begin = clock(), so_far.count, so_far.begin
+    if so_far.started is not None:
+        started -= time.time() - so_far.started
     for batch in batches:
         times = batch.column("time").cast(pa.int64()).to_numpy()
         begin = int(times[0]) if begin is None else begin
@@ -152,7 +234,12 @@ def paced(
 
 
 def _publish(
-    access: HubOptions, publisher: str, pace: Pace, picked: bool, batches: Iterable[pa.RecordBatch]
+    access: HubOptions,
+    publisher: str,
+    pace: Pace,
+    picked: bool,
+    so_far: SoFar,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     from headrace.archive.parquet_file import enveloped
     from headrace.spark.hub_connections import open_client
@@ -173,10 +260,16 @@ def _publish(
         newest = hub.wait(replay.resume(publisher, picked=picked))
         known = -1 if newest is None else newest
         missing = (_beyond(enveloped(batch), known) for batch in batches)
-        for rows in paced((each for each in missing if each.num_rows), pace):
+        begin, started, count = so_far.begin, so_far.started, so_far.count
+        for rows in paced((each for each in missing if each.num_rows), pace, so_far=so_far):
+            if begin is None:
+                begin, started = rows.column("time")[0].value, time.time()
+            count += rows.num_rows
             hub.wait(replay.send(rows))
         facts = {"messages": replay.messages, "first": replay.first_seq, "last": replay.last_seq}
-    yield pa.RecordBatch.from_pydict({name: pa.array([fact], pa.int64()) for name, fact in facts.items()})
+    told = {name: pa.array([fact], pa.int64()) for name, fact in facts.items()}
+    told |= {"count": pa.array([count], pa.int64()), "begin": pa.array([begin], pa.int64())}
+    yield pa.RecordBatch.from_pydict({**told, "started": pa.array([started], pa.float64())})
 
 
 def _beyond(rows: pa.RecordBatch, known: int) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,6 +23,7 @@ from headrace.hub.filters import Filter
 from headrace.log.sealed import SealedSegment, SegmentIndex
 from headrace.spark.hub_connections import link, wait_for_head
 from headrace.spark.options import SourceOptions
+from headrace.spark.source.archived_rows import archived_rows
 from headrace.wire.link.requests import parse_where
 
 ROWS: Final = 10_000
@@ -44,6 +45,8 @@ class LogRange(NamedTuple):
     path: str
     first: int
     last: int
+    files: Sequence[str] = ()
+    """The archive's files that have them, if it does."""
 
 
 def read_range(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
@@ -58,6 +61,11 @@ def read_range(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatc
 def _read(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
     cursor = span.first
     wanted = _filter(options)
+    if span.files and options.archive is not None:
+        yield from archived_rows(
+            options, options.archive, span.log, span.files, span.first, span.last, wanted
+        )
+        return
     segments = sealed_segments(span) if options.files else iter(())
     for segment in segments:
         if segment.first > cursor:
@@ -131,7 +139,7 @@ def segment_rows(segment: SealedSegment, first: int, last: int) -> Iterator[pa.R
 
 def _by_link(options: SourceOptions, span: LogRange) -> Iterator[pa.RecordBatch]:
     first = span.first
-    with link(options.access) as client:
+    with link(options.access.beginning_with(span.first)) as client:
         if client.log != span.log:
             raise UsageError(another_log(span.log, client.log))
         while first <= span.last:
@@ -167,11 +175,11 @@ def report_loss(options: SourceOptions, first: int, last: int, why: str = TRIMME
         client.report_lost(options.reader, first, last)
 
 
-def another_log(before: str, now: str) -> str:
-    """Make the error text for offsets of another log."""
+def another_log(before: str, now: str, what: str = "checkpoint") -> str:
+    """Make the error text for offsets, or an archive, of another log."""
     return (
-        f"the checkpoint belongs to log {before}, but the hub has log {now}: sequence numbers of one mean nothing in "
-        "the other. Connect to the hub it was made with, or begin with a new checkpoint"
+        f"the {what} belongs to log {before}, but the hub has log {now}: sequence numbers of one mean nothing in "
+        f"the other. Connect to the hub it was made with, or begin with a new {what}"
     )
 
 

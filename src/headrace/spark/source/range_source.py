@@ -19,14 +19,9 @@ from pyspark.sql.types import StructType
 from headrace.spark.datasource import HeadraceDataSource, register_kind
 from headrace.spark.options import SourceOptions, as_text, parse_source_options
 from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.source.planning import split
 from headrace.spark.source.range_rows import LogRange, read_range
-from headrace.spark.source.reader import (
-    SequencePartition,
-    SequenceReader,
-    SequenceStreamReader,
-    cores,
-    split,
-)
+from headrace.spark.source.reader import SequencePartition, SequenceReader, SequenceStreamReader, cores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +35,7 @@ _RANGES: Final = pa.schema(
         pa.field("path", pa.string()),
         pa.field("first", pa.int64()),
         pa.field("last", pa.int64()),
+        pa.field("files", pa.list_(pa.string())),
     ]
 )
 SPARK_RANGES: Final = from_arrow_schema(_RANGES)
@@ -71,7 +67,9 @@ class RangesDataSource(HeadraceDataSource):
 class _PartitionAsRow:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SequencePartition) and partition.first <= partition.last:
-            span = LogRange(partition.log, partition.path, partition.first, partition.last)
+            span = LogRange(
+                partition.log, partition.path, partition.first, partition.last, list(partition.files)
+            )
             yield pa.RecordBatch.from_pylist([span._asdict()], _RANGES)
 
 
@@ -144,5 +142,5 @@ def rows_of(options: SourceOptions, ranges: Iterable[pa.RecordBatch]) -> Iterato
 def frame(spark: SparkSession, extent: Extent) -> DataFrame:
     """Make ranges of all that a log has now, one for each task that can run at a time."""
     parts = split(extent.first, extent.head, 1, spark.sparkContext.defaultParallelism)
-    rows = [{"log": extent.log, "path": extent.path, "first": first, "last": last} for first, last in parts]
+    rows = [LogRange(extent.log, extent.path, first, last)._asdict() for first, last in parts]
     return spark.createDataFrame(pa.Table.from_pylist(rows, _RANGES))

@@ -1,9 +1,9 @@
 """The source: the sequence as rows, as a stream or as a batch.
 
 An offset is ``{"log": uuid, "seq": n}``: everything up to ``n`` has been read. The range between two offsets is cut
-into as many partitions as there are cores, and executors read them (:mod:`~headrace.spark.source.range_rows`). Nothing
-else is kept: a stream that resumes from its checkpoint, on another machine or after a restart of the hub, needs only
-its offset.
+into partitions (:mod:`~headrace.spark.source.planning`), and executors read them
+(:mod:`~headrace.spark.source.range_rows`). Nothing else is kept: a stream that resumes from its checkpoint, on another
+machine or after a restart of the hub, needs only its offset.
 
 Offsets never pass the head. Sequence numbers belong to messages alone, without a gap, so offsets count rows: a stream
 that keeps a hold, which is an entry of the log, does not wake itself.
@@ -24,6 +24,8 @@ from headrace.message import SCHEMA
 from headrace.platforms import usable_cores
 from headrace.spark.options import SourceOptions
 from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.source.archived_rows import first_archived_at
+from headrace.spark.source.planning import plan
 from headrace.spark.spark_release import (
     HAS_LIMITS,
     RELEASE,
@@ -37,6 +39,7 @@ from headrace.spark.spark_release import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headrace.archive import ArchiveTable
     from headrace.client.link.client import Extent
 
 SPARK_SCHEMA: Final = from_arrow_schema(SCHEMA)
@@ -50,23 +53,18 @@ def schema_of(options: SourceOptions) -> StructType:
     return StructType([SPARK_SCHEMA[name] for name in options.columns])
 
 
-LEAST_ROWS: Final = 10_000
-"""The smallest partition, unless ``minPartitions`` is given: a task costs too."""
-
-MOST_ROWS: Final = 2_000_000
-"""The largest partition: a task that fails has to be repeated."""
-
 Offset = dict[str, Any]
 
 
 class SequencePartition(InputPartition):
-    """A range of a log's sequence, and the log's path on the hub's machine."""
+    """A range of a log's sequence, the log's path on the hub's machine, and the archive's files that have the range."""
 
-    def __init__(self, log: str, path: str, first: int, last: int) -> None:
+    def __init__(self, log: str, path: str, first: int, last: int, files: tuple[str, ...] = ()) -> None:
         self.log = log
         self.path = path
         self.first = first
         self.last = last
+        self.files = files
 
     def __repr__(self) -> str:
         return f"SequencePartition({self.first}..{self.last} of {self.log})"
@@ -78,13 +76,20 @@ class _Reader:
     def __init__(self, options: SourceOptions, parallelism: int) -> None:
         self._options = options
         self._parallelism = parallelism
+        self._table: ArchiveTable | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Executors are given the files that they read.
+        return {**self.__dict__, "_table": None}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition; runs in an executor."""
         from headrace.spark.source.range_rows import LogRange, read_range
 
         if isinstance(partition, SequencePartition) and partition.first <= partition.last:
-            span = LogRange(partition.log, partition.path, partition.first, partition.last)
+            span = LogRange(
+                partition.log, partition.path, partition.first, partition.last, list(partition.files)
+            )
             yield from read_range(self._options, span)
         hide_from_collector("read")
 
@@ -96,37 +101,71 @@ class _Reader:
         with link(self._options.access, at_once=at_once) as client:
             return client.head(from_seq=from_seq, size=size)
 
+    def _archive(self, extent: Extent, first: int) -> ArchiveTable | None:
+        """Return the archive's newest version, as far as it matters to a reader that is at ``first``."""
+        from headrace.archive import open_table
+        from headrace.spark.source.range_rows import another_log
+
+        if self._options.archive is None:
+            return None
+        if self._table is None:
+            self._table = open_table(self._options.archive)
+        elif first > self._table.through and first < extent.first:
+            # The log no longer has it: perhaps the archive does by now.
+            self._table = self._table.refreshed()
+        if self._table.log != extent.log:
+            raise UsageError(another_log(self._table.log, extent.log, "archive"))
+        return self._table
+
     def _start(self, place: str | int, extent: Extent) -> int:
         """Return the number before the first to be read."""
-        from headrace.spark.hub_connections import link
-
         if self._options.starting_time is not None:
-            with link(self._options.access) as client:
-                return client.first_at(self._options.starting_time) - 1
+            return self._first_at(self._options.starting_time, extent) - 1
         if place == "earliest":
-            return extent.first - 1
+            table = self._archive(extent, 1)
+            return (extent.first if table is None else min(extent.first, table.first)) - 1
         if place == "latest":
             return extent.head
         if int(place) > extent.head + 1:
             raise UsageError(f"startingOffsets = {place}: the log's head is {extent.head}")
         return int(place) - 1
 
+    def _first_at(self, time: int, extent: Extent) -> int:
+        """Return the first message stamped at a time (µs) or later, or the one after the head."""
+        from headrace.spark.hub_connections import link
+
+        table = self._archive(extent, 1)
+        if table is not None and (found := first_archived_at(table, time)) <= table.through:
+            return found
+        with link(self._options.access) as client:
+            return client.first_at(time)
+
     def _partitions(self, extent: Extent, first: int, last: int) -> list[SequencePartition]:
         from headrace.spark.source.range_rows import report_loss
 
-        if first < extent.first:
-            lost = min(extent.first - 1, last)
+        table = self._archive(extent, first)
+        oldest = extent.first
+        if table is not None and table.through >= extent.first - 1:
+            oldest = min(oldest, table.first)
+        if first < oldest:
+            lost = min(oldest - 1, last)
             report_loss(self._options, first, lost)
             first = lost + 1
-        least = self._options.min_partitions
-        return [
-            SequencePartition(extent.log, extent.path, *each)
-            for each in split(first, last, self._parallelism, least)
-        ]
+        parts = plan(
+            first, last, self._parallelism, self._reach, table=table, least=self._options.min_partitions
+        )
+        return [SequencePartition(extent.log, extent.path, *part) for part in parts]
+
+    def _reach(self, first: int, size: int) -> int | None:
+        return self._extent(from_seq=first, size=size).reach
 
 
 class SequenceReader(_Reader, DataSourceReader):
-    """``spark.read.format("headrace")``."""
+    """``spark.read.format("headrace")``.
+
+    It has no ``pushFilters``: Spark 4.3 keeps what a read with conditions has planned for every later use of the same
+    DataFrame, with other conditions or none.
+    """
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the range that the options name, in partitions."""
@@ -134,6 +173,8 @@ class SequenceReader(_Reader, DataSourceReader):
         extent = self._extent(at_once=True)
         first = self._start(options.starting or "earliest", extent) + 1
         last = extent.head if options.ending == "latest" else int(options.ending)
+        if options.ending_time is not None:
+            last = self._first_at(options.ending_time, extent) - 1
         if last > extent.head:
             raise UsageError(f"endingOffsets = {last}: the log's head is {extent.head}")
         # If there is none, Spark would make a partition of its own.
@@ -148,10 +189,10 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def __init__(self, options: SourceOptions, parallelism: int) -> None:
         super().__init__(options, parallelism)
-        if not HAS_LIMITS and any((options.max_offsets, options.max_bytes, options.min_bytes)):
+        if not HAS_LIMITS and (options.max_offsets or options.max_bytes or options.has_minimum):
             raise UsageError(
                 f"PySpark {RELEASE} lets no Python source limit its micro-batches, which came with 4.2: leave "
-                "maxOffsetsPerTrigger, maxBytesPerTrigger and minBytesPerTrigger out"
+                "maxOffsetsPerTrigger, maxBytesPerTrigger, minOffsetsPerTrigger and minBytesPerTrigger out"
             )
         self._target: int | None = None
         """The end of a query with ``availableNow``."""
@@ -182,7 +223,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             self._catch_up(begin)
             extent = self._look(start, from_seq=first, size=most_bytes)
         end = extent.head if self._target is None else min(self._target, extent.head)
-        if end <= begin or (self._target is None and not self._due(begin)):
+        if end <= begin or (self._target is None and not self._due(begin, end)):
             return start
         if isinstance(limit, ReadMaxRows):
             # Counted from the first that exists: lost messages are skipped at no cost.
@@ -235,16 +276,19 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
         close_links()
 
-    def _due(self, begin: int) -> bool:
+    def _due(self, begin: int, end: int) -> bool:
         """Return whether the messages after ``begin`` are enough for a batch, or have waited long enough.
 
         As with Kafka's ``minOffsetsPerTrigger``, the wait counts from the batch before; the first does not wait.
         """
-        least, now = self._options.min_bytes, monotonic()
-        if least is not None and self._taken is not None and now - self._taken < self._options.max_delay:
-            extent = self._extent(from_seq=begin + 1, size=least)
-            if extent.reach is None or extent.reach >= extent.head:
+        options, now = self._options, monotonic()
+        if self._taken is not None and now - self._taken < options.max_delay:
+            if options.min_offsets is not None and end - begin < options.min_offsets:
                 return False
+            if options.min_bytes is not None:
+                extent = self._extent(from_seq=begin + 1, size=options.min_bytes)
+                if extent.reach is None or extent.reach >= extent.head:
+                    return False
         self._taken = now
         return True
 
@@ -287,28 +331,6 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             self._reported = seq
             report_loss(self._options, extent.head + 1, seq, REWOUND)
         return extent
-
-
-def split(first: int, last: int, parallelism: int, least: int | None = None) -> list[tuple[int, int]]:
-    """Cut a range into even parts: at least ``least``, else as many as can run at a time and are worth a task.
-
-    >>> split(1, 10, 4, 3)
-    [(1, 4), (5, 7), (8, 10)]
-    >>> split(1, 100, 4)
-    [(1, 100)]
-    >>> len(split(1, 100_000, 4)), len(split(1, 10_000_000, 4)), split(5, 4, 4)
-    (4, 5, [])
-    """
-    count = last - first + 1
-    if count <= 0:
-        return []
-    if least is not None:
-        parts = max(least, -(-count // MOST_ROWS))
-    else:
-        parts = max(min(parallelism, count // LEAST_ROWS), -(-count // MOST_ROWS), 1)
-    parts = min(parts, count)
-    edges = [first + count * part // parts + (count * part % parts > 0) for part in range(parts + 1)]
-    return [(edges[part], edges[part + 1] - 1) for part in range(parts)]
 
 
 def cores() -> int:

@@ -14,11 +14,9 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from headrace.archive import open_table
 from headrace.archive.ledger import Ledger, Writer
 from headrace.archive.table import FORMATS, format_of, open_ledger
 from headrace.errors import UsageError
-from headrace.spark.archive_reading import rows_of
 from headrace.spark.datasource import register_kind
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.archive.table_writer import ArchiveWriter
@@ -114,11 +112,3 @@ def ledger_of(run: JobRun, log: str) -> Ledger:
             f"{run.path} has an archive in {found}, and {wanted} is asked for: choose another path"
         )
     return open_ledger(wanted, run.folder, log, catalog=run.param("catalog"), table=run.param("table"))
-
-
-def archived(run: JobRun) -> tuple[str, DataFrame]:
-    """Return an archive's log and its messages."""
-    table = open_table(
-        run.path, options={name: run.param(name) for name in TABLE_PARAMETERS if run.param(name)}
-    )
-    return table.log, rows_of(run.spark, table, table.all_files())
