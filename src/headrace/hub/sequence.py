@@ -296,9 +296,13 @@ class Hub:
         op, seq = self.log.tail_op + 1, self.log.tail
         numbered: list[Batch] = []
         for batch, _, _ in submitted:
-            given = batch.numbered(op, seq if batch.is_entries else seq + 1, time, self.node)
-            op, seq = op + given.run.count, given.last
-            numbered.append(given)
+            count = batch.run.count
+            if batch.is_entries:
+                numbered.append(batch.numbered(op, seq, time, self.node))
+            else:
+                numbered.append(batch.numbered(op, seq + 1, time, self.node))
+                seq += count
+            op += count
         if seq > MAX_SEQUENCE:
             # Numbers never wrap around: 48 bits last for years, and then nothing more is taken.
             self.refuse(submitted, StorageError(f"sequence numbers end at {MAX_SEQUENCE}"), "sequence")

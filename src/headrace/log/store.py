@@ -253,6 +253,12 @@ class Log:
 
     def commit(self, op: int) -> None:
         """Make everything up to an operation visible."""
+        newest = self._kept[-1]
+        # In this order, as in seq_of(). A lone hub commits all it has, once per turn.
+        last = newest.last
+        if op == newest.last_op:
+            self.head, self.head_op = last, op
+            return
         if op > self.tail_op:
             raise UsageError(f"cannot commit {op}: the tail is {self.tail_op}")
         if op > self.head_op:

@@ -42,7 +42,8 @@ class TailWriter:
         offset = file.size
         try:
             self.tidy(file)
-            for portion in _portions(pieces):
+            lone = len(pieces) == 1 and len(pieces[0]) <= _MAX_BYTES
+            for portion in (pieces,) if lone else _portions(pieces):
                 while portion:
                     written = os.pwritev(file.fd, portion, offset)
                     offset += written
