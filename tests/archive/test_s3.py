@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,14 @@ def test_a_backup_in_s3_brings_a_hub_back(s3: S3, tmp_path: Path) -> None:
         assert link.log == uuid
         assert same(link.read(1).to_arrow().combine_chunks(), before)
         assert link.publish(b"next").first == COUNT + 1
+
+
+def test_a_hub_starts_and_stops_beside_an_archive_that_never_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"s3://mill/x?scheme=http&endpoint_override=127.0.0.1:{silent.getsockname()[1]}"
+        with HubProcess.start(tmp_path, f"log.archive={place}", environ=KEYS) as hub:
+            with headrace.connect_sync(f"tube://{hub.doors['tube_tcp']}") as link:
+                assert link.publish(b"taken").first == 1
+                assert "archive" in link.status()["problems"]
+            hub.terminate()  # Within the time that a hub has for it.
+            assert "the archive does not answer" in hub.stderr

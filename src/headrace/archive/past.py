@@ -103,7 +103,7 @@ class ArchivedPast:
 
     def __init__(self, log: Log, place: str, *, served: Count | None = None) -> None:
         self.place = place if "://" in place else str(Path(place).absolute())
-        self.problem: str | None = "it was not looked at yet"
+        self.problem: str | None = "it has not answered yet"
         """Why it cannot be read now, if so."""
         self._log = log
         self._uuid = str(log.uuid)

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from headrace.net.server.process import Server
 
 logger = logging.getLogger("headrace")
+
+_ARCHIVE_SECONDS: Final = 0.5
+"""Seconds that each thread that reads the archive may still take when all else has stopped."""
 
 ReadyFile = Annotated[
     Path | None,
@@ -203,6 +207,20 @@ def run_hub(
         )
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_serve(server, ready_file, announce))
+    _leave_the_archive()
+
+
+def _leave_the_archive() -> None:
+    """End now if the archive still owes an answer: the interpreter would wait for it, for minutes if it hangs."""
+    from headrace.net.server.machine.reader_threads import PAST_THREADS
+
+    for thread in threading.enumerate():
+        if thread.name.startswith(PAST_THREADS):
+            thread.join(_ARCHIVE_SECONDS)
+            if thread.is_alive():
+                logger.warning("the archive does not answer: stopping without it")
+                logging.shutdown()
+                os._exit(0)
 
 
 async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Server], None]) -> None:

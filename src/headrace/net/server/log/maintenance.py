@@ -332,6 +332,9 @@ class LogMaintenance:
     def told(self) -> dict[str, str]:
         """Return everything that is wrong now, by what it concerns."""
         told = dict(self.problems)
+        if self._past is not None and self._past.problem is not None:
+            # At once: an archive that hangs takes minutes to fail.
+            told["archive"] = f"the archive {self._past.place}: {self._past.problem}"
         if self._hub.shortage is not None:
             told["room"] = str(self._hub.shortage)
         if self._log.damaged:

@@ -24,6 +24,9 @@ BULK: Final = 2
 PAST: Final = 2
 """Threads of each share."""
 
+PAST_THREADS: Final = "headrace-past"
+"""What the names of the past's threads begin with."""
+
 _SWITCH_SECONDS: Final = 0.001
 
 
@@ -44,7 +47,7 @@ class ReaderThreads(Executor):
         self._live = ThreadPoolExecutor(LIVE, "headrace-read")
         self.filtered: Executor = ThreadPoolExecutor(FILTERED, "headrace-filter")
         self.bulk: Executor = ThreadPoolExecutor(BULK, "headrace-bulk")
-        self.past: Executor = ThreadPoolExecutor(PAST, "headrace-past")
+        self.past: Executor = ThreadPoolExecutor(PAST, PAST_THREADS)
 
     def at(self, log: LocalBounds, seq: int, usual: Executor | None = None) -> Executor:
         """Return the share that reads from message ``seq`` on: the ``usual`` one, unless only the archive has it."""
