@@ -150,6 +150,7 @@ def _subscriptions(load: Load) -> pa.Table:
             "connector": pa.array(["conn-001"] * kept.num_rows),
             "seq": np.zeros(kept.num_rows, np.int64),
             "op": np.arange(1, kept.num_rows + 1),
+            "name": pa.array([""] * kept.num_rows),
             "fields": kept.column("predicates"),
         }
     ).cast(SUBSCRIPTIONS)

@@ -55,6 +55,11 @@ NOT_SENT = {
         "push",
         "push of bytes",
         "push of the original",
+        # Headrace's own, which the document does not have: other servers need not understand them.
+        "push with names",
+        "sub with alternatives",
+        "subn",
+        "unsubn",
     },
     "tube": {
         # No request of the link is empty.
