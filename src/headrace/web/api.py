@@ -211,14 +211,17 @@ class Api:
         contains = request.query.get("contains", "").lower()
         count = number_in(request, "count", _SUBSCRIPTIONS, 1, _SUBSCRIPTIONS)
         found: list[dict[str, object]] = []
+        sessions = {} if connector is None else connector.sessions
         for client, subscription in kept:
             if contains not in client.hex():
                 continue
+            session = sessions.get(client)
             found += (
                 {
                     "client": client.hex(),
                     "connector": subscription.connector.decode(),
-                    "connected": connector is not None and client in connector.sessions,
+                    "connected": session is not None,
+                    "sent": None if session is None else session.sent,
                     "seq": subscription.seq,
                     "name": part.name,
                     "fields": {name: msgspec.Raw(field) for name, field in part.fields.items()},

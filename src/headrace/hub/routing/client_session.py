@@ -149,7 +149,7 @@ class ClientSession:
 
     __slots__ = (
         "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "pending_parts", "place", "placed",
-        "reads", "says", "wants",
+        "reads", "says", "sent", "wants",
     )  # fmt: skip
 
     def __init__(
@@ -183,6 +183,8 @@ class ClientSession:
         self.floor = 0
         """The message after which a path may be relied on: its matcher has the client's subscription since."""
         self.path: MatcherPath | None = None
+        self.sent = 0
+        """Messages that were sent to the client."""
         self.pending = 0
         """Changes of its subscriptions that are on their way to the log."""
         self.pending_parts = 0
@@ -245,6 +247,7 @@ class ClientSession:
         if size <= room:
             self.outlet.send(frames[0] if len(frames) == 1 else b"".join(frames))
             self.last = seqs[-1]
+            self.sent += len(frames)
             return len(frames)
         sent = 0
         while sent < len(frames) and room > 0:
@@ -253,6 +256,7 @@ class ClientSession:
         if sent:
             self.outlet.send(b"".join(frames[:sent]))
             self.last = seqs[sent - 1]
+            self.sent += sent
         if sent < len(frames):
             self.cursor = seqs[sent]
         return sent

@@ -132,6 +132,7 @@ class SessionFeed:
                 self._sent(session, [seq], [named])
             elif session.outlet.room > 0:
                 session.outlet.send(named)
+                session.sent += 1
                 self._delivered.value += 1
             else:
                 self._hub.counters.report_foreign("undeliverable", msg_id, "a client is full", door="sdk")

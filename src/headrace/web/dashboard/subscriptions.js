@@ -50,14 +50,29 @@ export default {
         h("div", {}, h("section", { class: "sheet" }, h("h2", {}, "Try a message"), trying, who),
           h("section", { class: "sheet" }, h("h2", {}, "Matched"), matched.element))));
 
+    // Messages sent to a client since it connected; two answers give its rate.
+    const before = new Map();
+
+    function rates(subscriptions) {
+      const now = performance.now() / 1000;
+      for (const row of subscriptions) {
+        const last = before.get(row.client);
+        row.rate = row.sent === null || !last || row.sent < last.sent ? null : (row.sent - last.sent) / (now - last.at);
+        if (row.sent !== null && (!last || now - last.at >= 1)) before.set(row.client, { sent: row.sent, at: now });
+      }
+    }
+
     async function list() {
       try {
         const { subscriptions, total } = await ask(`/api/subscriptions?contains=${encodeURIComponent(search.value.trim())}`);
         fill(said);
+        rates(subscriptions);
         show(found, total && !subscriptions.length ? empty("No client has that in its id.") : total ? table(`${count(subscriptions.length)} of ${count(total)}`, [
           ["Client", (row) => h("code", {}, row.client)],
           ["Name", (row) => row.name || "—", { narrow: true }],
           ["Wants", (row) => words(row.fields)],
+          ["Sent", (row) => (row.sent === null ? "–" : count(row.sent)), { n: true, narrow: true }],
+          ["Per second", (row) => (row.rate === null ? "–" : rate(row.rate)), { n: true }],
           ["State", (row) => h("span", { class: "pill", "data-tone": row.connected ? "good" : "wary" }, row.connected ? "connected" : "away"), { narrow: true }],
         ], subscriptions) : empty("Nobody subscribes by content yet. From a terminal:", "headrace sub --where city=Praha --where x=0..10"));
       } catch (error) {
