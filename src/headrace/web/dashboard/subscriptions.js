@@ -54,12 +54,13 @@ export default {
     const before = new Map();
 
     function rates(subscriptions) {
-      const now = performance.now() / 1000;
+      const at = performance.now() / 1000;
       for (const row of subscriptions) {
         const last = before.get(row.client);
-        row.rate = row.sent === null || !last || row.sent < last.sent ? null : (row.sent - last.sent) / (now - last.at);
-        if (row.sent !== null && (!last || now - last.at >= 1)) before.set(row.client, { sent: row.sent, at: now });
+        row.rate = row.sent === null || !last || row.sent < last.sent ? null : (row.sent - last.sent) / (at - last.at);
       }
+      // A client may have several subscriptions.
+      for (const { client, sent } of subscriptions) before.set(client, { sent: sent ?? 0, at });
     }
 
     async function list() {
