@@ -368,6 +368,8 @@ def test_subscriptions_tell_how_much_is_matched(page: Page, hub: HubProcess) -> 
         page.get_by_role("link", name="Subscriptions").click()
         expect(page.locator("tbody tr", has_text="ab" * 12)).to_contain_text('origin is "fyrehose"')
         expect(page.locator(".fact", has_text="A message goes to").locator("dd")).to_contain_text("1.00")
+        rate = page.locator("tbody tr", has_text="ab" * 12).locator("td").nth(4)
+        expect(rate).to_have_text(re.compile(r"^[1-9]"))
         page.get_by_label("Find a client").fill("cd")
         expect(page.get_by_text("No client has that in its id")).to_be_visible()
         page.get_by_label("Find a client").fill("")
