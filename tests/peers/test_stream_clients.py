@@ -32,9 +32,9 @@ APPEND_IN_JAVASCRIPT = """
 import { DurableStream, IdempotentProducer } from "@durable-streams/client";
 const stream = await DurableStream.create({ url: process.argv[2], contentType: "application/json" });
 const producer = new IdempotentProducer(stream, "javascript", { autoClaim: true });
-producer.append({ type: "person", key: "1", value: { id: "1", name: "Ada" }, headers: { operation: "insert" } });
+producer.append(JSON.stringify(
+  { type: "person", key: "1", value: { id: "1", name: "Ada" }, headers: { operation: "insert" } }));
 await producer.flush();
-await producer.close?.({ closeStream: false }).catch(() => {});
 process.exit(0);
 """
 
