@@ -30,8 +30,8 @@ def test_what_is_complete_or_alone_stays() -> None:
     assert sizes(in_a_row(100_000, 50_000, 120_000, 4_000)) == []
 
 
-def test_files_that_are_as_large_as_a_complete_one_become_one() -> None:
-    assert sizes(in_a_row(100_000, 40_000, 40_000, 30_000, 500)) == [[40_000, 40_000, 30_000]]
+def test_files_that_have_half_the_size_of_a_complete_one_become_one() -> None:
+    assert sizes(in_a_row(100_000, 20_000, 20_000, 30_000, 500)) == [[20_000, 20_000, 30_000]]
     # A small one between complete ones goes with the next.
     assert sizes(in_a_row(100_000, 500, 100_000, 100_000)) == [[500, 100_000]]
 

@@ -2,7 +2,8 @@
 
 Micro-batches make small files; readers want few large ones. Two rules keep both the files and the copying few:
 
-- Adjacent files that together are as large as a complete one become one. So most bytes are copied once.
+- Adjacent small files that together have half the size of a complete one become one, which is then left alone. So most
+  bytes are copied once.
 - Of those that are not as many yet, eight of about the same size become one. So a hub with little traffic has a few
   dozen small files, not one for each minute, and a byte is copied once more each time that its file grows eightfold.
 """
@@ -32,7 +33,7 @@ def due(files: Sequence[ArchiveFile], complete: int = FILE_BYTES) -> list[list[A
             group = []
         if group or file.size < complete // 2:
             group.append(file)
-        if sum(part.size for part in group) >= complete:
+        if sum(part.size for part in group) >= complete // 2:
             groups.append(group)
             group = []
     return [each for each in (*groups, _alike(group)) if len(each) > 1]
