@@ -1,7 +1,8 @@
 """Matching: a batch of messages against many subscriptions, beside a numpy scan and a DuckDB join, on one core.
 
 Subscriptions have two predicates over 20 attributes, chosen at random, of two kinds: *equality and range* (one of 1,000
-values, and 1 % of the domain), and *two ranges* (1 % of the domain each). A message has all 20 attributes. Every way
+values, and 1 % of the domain), and *two ranges* (1 % of the domain each). *Circles* are regions of a plane whose boxes
+are such ranges, and *names* are two ranges each, 100 of them of one client. A message has all 20 attributes. Every way
 gets the same batch and must find as many clients; each runs in one thread.
 
 Rates are by the clock and by processor time. On a quiet machine the two are the same; on a busy one the second says
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import bench
+from headrace.hub.routing.local_matcher import LocalMatcher, clients_of
+from headrace.hub.routing.subscriptions import Subscriptions, change, serialize_fields
 from headrace.matching import Matcher
 from headrace.message import Batch, Run, envelope_rows, map_column
-from headrace.wire.sdk.predicate import Between, Equals, Predicate
+from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate
+from headrace.wire.sdk.region import Circle
 
 ATTRIBUTES = 20
 VALUES = 1_000
@@ -40,6 +44,9 @@ WIDTH = 10.0
 MESSAGES = 1_024
 SCANNED = 8
 """Messages that the numpy scan takes: each costs the same."""
+
+NAMES = 100
+"""Named subscriptions of one client."""
 
 KINDS = ("equality and range", "two ranges")
 
@@ -81,6 +88,11 @@ def measure(quick: bool) -> list[bench.Table]:
         ("changes/s", "changes/CPU s", "messages/s"),
         note="one thread changes, one matches without a pause, one rebuilds: they share an interpreter",
     )
+    audiences = bench.Table(
+        f"audiences, {sizes[-1]:,} subscriptions",
+        ("messages/s", "messages/CPU s", "clients/message"),
+        note="regions, and many named subscriptions of a client, beside two ranges in the same run",
+    )
     memory = bench.Table(f"memory, {sizes[-1]:,} subscriptions", ("bytes/subscription", "rebuild s"))
     for kind, table in zip(KINDS, rates, strict=True):
         for size in sizes:
@@ -93,7 +105,70 @@ def measure(quick: bool) -> list[bench.Table]:
         load.matcher.rebuild(everything=True)
         memory.add(kind, load.matcher.memory().per_subscription, time.perf_counter() - begin)
         changes.add(kind, *_change(load, 2_000 if quick else 100_000))
-    return [*rates, growth, changes, memory, _start(quick)]
+    _add_audiences(audiences, sizes[-1], quick)
+    return [*rates, growth, audiences, changes, memory, _start(quick)]
+
+
+def _add_audiences(table: bench.Table, size: int, quick: bool) -> None:
+    """Measure two ranges, circles and names, one after the other."""
+    least = None if quick else 0.8
+    plain = _load(KINDS[1], size)
+    plain_clients = float(np.diff(plain.matcher.match(plain.batch).offsets).mean())
+    took, worked = _best(lambda: plain.matcher.match(plain.batch), quick)
+    table.add("two ranges", MESSAGES / took, MESSAGES / worked, plain_clients)
+    subscriptions, named = _named(plain)
+    took, worked = _best(lambda: clients_of(named.matcher.match(plain.batch), subscriptions), quick)
+    found = float(np.diff(clients_of(named.matcher.match(plain.batch), subscriptions).offsets).mean())
+    table.add("names", MESSAGES / took, MESSAGES / worked, found, base="two ranges", least=least)
+    circles, inside = _circles(plain)
+    matches = np.diff(circles.match(plain.batch).offsets)
+    assert inside == matches[:SCANNED].tolist(), "numpy and the matcher disagree"
+    took, worked = _best(lambda: circles.match(plain.batch), quick)
+    mean = float(matches.mean())
+    table.add("circles", MESSAGES / took, MESSAGES / worked, mean, base="two ranges", least=least)
+
+
+def _named(load: Load) -> tuple[Subscriptions, LocalMatcher]:
+    """The same subscriptions as names of a hundredth as many clients."""
+    subscriptions = Subscriptions()
+    matching = LocalMatcher(subscriptions, lambda *_: True)
+    wanted = list(_ranges(load))
+    for client, begin in enumerate(range(0, len(wanted), NAMES)):
+        some = {f"name-{n}": [serialize_fields(each)] for n, each in enumerate(wanted[begin : begin + NAMES])}
+        entry = change(client.to_bytes(12), b"bench001", some)
+        subscriptions.apply(client.to_bytes(12).hex(), entry.run[0], 0, client + 1)
+        if matching.matcher.rebuild_due:
+            matching.matcher.rebuild()
+    matching.matcher.rebuild(everything=True)
+    return subscriptions, matching
+
+
+def _circles(load: Load) -> tuple[Matcher, list[int]]:
+    """A circle in the box of each subscription's two ranges; and how many contain each of the first messages."""
+    matcher, columns, radius = Matcher(), load.columns, WIDTH / 2
+    names = [_name(attribute) for attribute in range(ATTRIBUTES)]
+    x, y = columns["low_first"] + radius, columns["low"] + radius
+    both = zip(columns["first"].tolist(), columns["second"].tolist(), x.tolist(), y.tolist(), strict=True)
+    for row, (first, second, centre_x, centre_y) in enumerate(both):
+        region = Circle(centre_x, centre_y, radius)
+        matcher.subscribe(row.to_bytes(12), {names[first]: Inside(names[second], region)})
+        if row % 1_000 == 0 and matcher.rebuild_due:
+            matcher.rebuild()
+    matcher.rebuild(everything=True)
+    found = []
+    for numbers in load.numbers[:SCANNED]:
+        across, up = numbers[columns["first"]] - x, numbers[columns["second"]] - y
+        found.append(int((across * across + up * up <= radius * radius).sum()))
+    return matcher, found
+
+
+def _ranges(load: Load) -> Iterator[dict[str, Predicate]]:
+    columns = {name: column.tolist() for name, column in load.columns.items()}
+    for row in range(len(columns["first"])):
+        yield {
+            _name(columns["first"][row]): Between(columns["low_first"][row], columns["high_first"][row]),
+            _name(columns["second"][row]): Between(columns["low"][row], columns["high"][row]),
+        }
 
 
 def _compare(load: Load, rate: tuple[float, float], table: bench.Table, quick: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.client.base import Client, Row
     from headrace.client.conditions import (
+        AnyConditions,
         Conditions,
         above,
         any_of,
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
         at_most,
         below,
         between,
+        circle,
         equals,
         exists,
+        inside,
         missing,
         not_,
         one_of,
+        polygon,
         starts_with,
         where,
     )
@@ -88,7 +92,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "headrace.client.base": "Client Row",
     "headrace.client.conditions": (
-        "Conditions above any_of at_least at_most below between equals exists missing not_ one_of starts_with where"
+        "AnyConditions Conditions above any_of at_least at_most below between circle equals exists inside missing not_ "
+        "one_of polygon starts_with where"
     ),
     "headrace.client.connect": "connect connect_sync",
     "headrace.client.fyrehose.client": "FyrehoseClient",
@@ -119,6 +124,7 @@ _HOMES = {
 
 __all__ = [
     "Acknowledged",
+    "AnyConditions",
     "ArchiveError",
     "Batch",
     "BatchStream",
@@ -185,13 +191,16 @@ __all__ = [
     "at_most",
     "below",
     "between",
+    "circle",
     "connect",
     "connect_sync",
     "equals",
     "exists",
+    "inside",
     "missing",
     "not_",
     "one_of",
+    "polygon",
     "sql",
     "starts_with",
     "where",

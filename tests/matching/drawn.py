@@ -8,7 +8,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.message import SCHEMA, Batch, Run, map_column
-from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
+from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Inside, Not, Predicate, Prefix
+from headrace.wire.sdk.region import Circle, Polygon, Region
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "topic", "origin", "publisher", "size", "", "é"])
 TEXTS = st.sampled_from(["", "a", "ab", "abc", "b", "ba", "A", "é", "éa", "0", "1", "spp", "log"])
@@ -26,9 +27,17 @@ extras = st.recursive(
     lambda inner: inner.map(Not) | st.lists(inner, max_size=3).map(lambda some: Any(tuple(some))),
     max_leaves=5,
 )
-predicates: st.SearchStrategy[Predicate] = st.one_of(
+COORDINATES = st.sampled_from([-2.0, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 5e-324, 1e150])
+regions: st.SearchStrategy[Region] = st.builds(
+    Circle, COORDINATES, COORDINATES, st.sampled_from([0.0, 0.5, 1.0, 2.0, 1e150])
+) | st.lists(st.tuples(COORDINATES, COORDINATES), min_size=3, max_size=7).map(
+    lambda vertices: Polygon(tuple(vertices))
+)
+of_one_attribute: st.SearchStrategy[Predicate] = st.one_of(
     TEXTS.map(Equals), between, TEXTS.map(Equals), between, extras
 )
+insides = st.builds(Inside, NAMES, regions)
+predicates: st.SearchStrategy[Predicate] = of_one_attribute | insides
 subscriptions = st.dictionaries(NAMES, predicates, min_size=1, max_size=4)
 clients = st.integers(0, 30).map(lambda number: number.to_bytes(12))
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from headrace.matching.message_columns import scalars
 from headrace.message import Message
-from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Not, Predicate, Prefix
+from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Inside, Not, Predicate, Prefix
+from headrace.wire.sdk.region import Circle, Polygon, Region
 
 Said = Mapping[str, str | float]
 
@@ -39,8 +40,39 @@ def holds(predicate: Predicate, value: str | float | None) -> bool:
             return (value is not None) == present
         case Any(predicates):
             return any(holds(each, value) for each in predicates)
+        case Inside():
+            raise AssertionError("a region is judged by two attributes")
+
+
+def within(region: Region, x: float, y: float) -> bool:
+    """Whether a point is in a region, as the page on matching has it."""
+    match region:
+        case Circle(centre_x, centre_y, radius):
+            boxed = (
+                centre_x - radius <= x <= centre_x + radius and centre_y - radius <= y <= centre_y + radius
+            )
+            across, up = x - centre_x, y - centre_y
+            return boxed and across * across + up * up <= radius * radius
+        case Polygon(vertices):
+            crossings = 0
+            for (x1, y1), (x2, y2) in zip(vertices, (*vertices[1:], vertices[0]), strict=True):
+                side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)
+                if side == 0 and min(x1, x2) <= x <= max(x1, x2) and min(y1, y2) <= y <= max(y1, y2):
+                    return True
+                if (y1 <= y < y2 and side > 0) or (y2 <= y < y1 and side < 0):
+                    crossings += 1
+            return crossings % 2 == 1
 
 
 def matches(predicates: Mapping[str, Predicate], message: Message, *, json_attributes: bool = False) -> bool:
     facts = said(message, json_attributes=json_attributes)
-    return all(holds(predicate, facts.get(name)) for name, predicate in predicates.items())
+    return all(
+        _inside(predicate, facts.get(name), facts.get(predicate.y))
+        if isinstance(predicate, Inside)
+        else holds(predicate, facts.get(name))
+        for name, predicate in predicates.items()
+    )
+
+
+def _inside(predicate: Inside, x: str | float | None, y: str | float | None) -> bool:
+    return isinstance(x, float) and isinstance(y, float) and within(predicate.region, x, y)

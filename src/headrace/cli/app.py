@@ -14,6 +14,7 @@ from headrace.cli import (
     conform,
     decode,
     doctor,
+    match,
     pub,
     reload,
     replay,
@@ -83,6 +84,9 @@ add_command(
     app, "tail", *tail.EXAMPLES, panel=_USE, short="Print messages from any position on, by topic or time."
 )(tail.tail)
 add_command(app, "sql", *sql.EXAMPLES, panel=_USE, short="Ask a log in SQL.")(sql.sql)
+add_command(
+    app, "match", *match.EXAMPLES, panel=_USE, short="Print what a content subscription would have delivered."
+)(match.match)
 add_command(app, "replay", *replay.EXAMPLES, panel=_USE, short="Publish a range of messages to another hub.")(
     replay.replay
 )

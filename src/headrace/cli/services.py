@@ -88,12 +88,25 @@ def list_services(url: LinkUrl = None, client_id: ClientId = None, as_json: Json
     "get",
     ("Look:", "headrace services get fleet/42"),
     ("One member:", "headrace services get fleet/42 | jq .speed"),
+    ("As it was after message 1200:", "headrace services get fleet/42 --as-of 1200"),
 )
-def get(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: Json = False) -> None:
+def get(
+    service: Id,
+    as_of: Annotated[
+        int | None, typer.Option("--as-of", metavar="SEQ", min=1, help="The value after this message.")
+    ] = None,
+    url: LinkUrl = None,
+    client_id: ClientId = None,
+    as_json: Json = False,
+) -> None:
     """Print a service's value: in a pipe or a file its bytes as they are, on a terminal as text. --json prints
     {"id":…,"value":…}, with "value_base64" instead where the value is not UTF-8.
+
+    --as-of makes the value again from the log, which must still have everything from its beginning on.
     """
-    value = hub_access(url, DoorScheme.TUBE, client_id).ask(_CLIENT, lambda link: link.service(service))
+    value = hub_access(url, DoorScheme.TUBE, client_id).ask(
+        _CLIENT, lambda link: link.service(service) if as_of is None else link.service_as_of(service, as_of)
+    )
     if as_json:
         print_json({"id": service, **as_json_value(value)})
     elif sys.stdout.isatty():
@@ -102,6 +115,42 @@ def get(service: Id, url: LinkUrl = None, client_id: ClientId = None, as_json: J
         print(visible(value))
     else:
         sys.stdout.buffer.write(value)
+
+
+@add_command(
+    services,
+    "bisect",
+    ("When did it first go too fast?", "headrace services bisect fleet/42 --where 'speed>60'"),
+    ("And what was it then?", "headrace services get fleet/42 --as-of 1200"),
+)
+def bisect(
+    service: Id,
+    where: Annotated[
+        list[str],
+        typer.Option("--where", "-w", metavar="CONDITION", help="A condition on a member; all must hold."),
+    ],
+    url: LinkUrl = None,
+    client_id: ClientId = None,
+    as_json: Json = False,
+) -> None:
+    """Find the message after which a service's object first satisfied conditions on its top-level members.
+
+    Conditions are those of headrace sub --where. It exits with 1 if they never held. The log must still have everything
+    from its beginning on.
+    """
+    from headrace.cli.terminal.attribute_syntax import parse_conditions
+
+    wanted = parse_conditions(where)
+    found = hub_access(url, DoorScheme.TUBE, client_id).ask(
+        _CLIENT, lambda link: link.service_bisect(service, wanted)
+    )
+    if found is None:
+        raise RefusedError("never", f"{service} never satisfied {' and '.join(where)}")
+    seq, value = found
+    shown = value.decode(errors="replace")
+    print_result(
+        {"id": service, "seq": seq, **as_json_value(value)}, f"message {seq}: {shown}", as_json=as_json
+    )
 
 
 @add_command(

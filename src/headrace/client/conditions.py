@@ -27,11 +27,13 @@ from headrace.wire.sdk.predicate import (
     Exists,
     Extra,
     In,
+    Inside,
     Not,
     Predicate,
     Prefix,
     serialize_field,
 )
+from headrace.wire.sdk.region import Circle, Polygon, Region
 
 _LARGEST: Final = sys.float_info.max
 
@@ -239,6 +241,35 @@ def any_of(*conditions: Condition) -> Predicate:
     return Any(tuple(_inner(condition, "any_of") for condition in conditions))
 
 
+def circle(x: float, y: float, radius: float) -> Circle:
+    """The region within a distance of a point, for :func:`inside`.
+
+    >>> circle(14.42, 50.09, 0.05)
+    Circle(x=14.42, y=50.09, radius=0.05)
+    """
+    return Circle(_number(x, "circle"), _number(y, "circle"), _number(radius, "circle"))
+
+
+def polygon(*vertices: tuple[float, float]) -> Polygon:
+    """The region within a closed line through three or more points, for :func:`inside`.
+
+    >>> polygon((0, 0), (4, 0), (0, 3))
+    Polygon(vertices=((0.0, 0.0), (4.0, 0.0), (0.0, 3.0)))
+    """
+    return Polygon(tuple((_number(x, "polygon"), _number(y, "polygon")) for x, y in vertices))
+
+
+def inside(x: str, y: str, region: Region) -> Conditions:
+    """The attributes ``x`` and ``y`` are the coordinates of a point in the region, of its edge included.
+
+    >>> where(inside("lon", "lat", circle(14.42, 50.09, 0.05)), kind="taxi")["kind"]
+    Equals(value='taxi')
+    """
+    if not isinstance(region, Circle | Polygon):
+        raise UsageError(f"inside takes a circle(…) or a polygon(…), not {type(region).__name__}")
+    return where({x: Inside(_checked_name(y), region)})
+
+
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         raise UsageError(f"an attribute's name is text, not {type(name).__name__}")
@@ -267,7 +298,7 @@ def _predicate(condition: object) -> Predicate:
         case set() | frozenset():
             # The same set is the same bytes.
             return one_of(*sorted(condition, key=repr))
-        case Equals() | Between() | In() | Prefix() | Not() | Exists() | Any():
+        case Equals() | Between() | In() | Prefix() | Not() | Exists() | Any() | Inside():
             return condition
         case None:
             raise UsageError("None is no condition; missing() asks for messages without the attribute")
@@ -287,6 +318,8 @@ def _inner(condition: Condition, word: str) -> Extra:
             return In((low,))
         case Between():
             raise UsageError(f"a range cannot stand in {word}: the protocol cannot express it")
+        case Inside():
+            raise UsageError(f"a region cannot stand in {word}: alternatives are where(…) | where(…)")
         case predicate:
             return predicate
 

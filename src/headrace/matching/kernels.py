@@ -22,7 +22,8 @@ from headrace.matching.group_lookup import Matrix, points, visits_of
 from headrace.matching.index.hashing import CLIENTS, FLOATS, NEAR, SEED
 from headrace.matching.index.segment import Clients, Ints, Segment, Wide
 from headrace.wire.numba_kernels import BYTES, INDEX, INTS, INTS_2, WIDE, inline, kernel, types
-from headrace.wire.sdk.predicate import NOTHING, NUMBER, TEXT, holds
+from headrace.wire.sdk.predicate import HEAD, INSIDE, NOTHING, NUMBER, TEXT, holds
+from headrace.wire.sdk.region import contains
 
 LEAF: Final = 16
 """Entries of a leaf of a tree, and children of a node."""
@@ -51,6 +52,7 @@ SEGMENT: Any = types.NamedTuple(
 )
 
 _holds = inline(holds)
+_contains = inline(contains)
 
 
 @inline
@@ -84,6 +86,12 @@ def _check(
             elif passes:
                 program = int(lo[predicate])
                 attribute = pool[program + 1]
+                if pool[program + HEAD] == INSIDE:
+                    # The intervals of its bounding box are checked, too: what is no number is in none.
+                    across, up = x[message, 2 * attribute + 2], x[message, 2 * pool[program + HEAD + 3] + 2]
+                    numbers = pool[program + HEAD + 1] - 1
+                    passes = _contains(pool, program + HEAD + 4, numbers, across, up)
+                    continue
                 fact = fact_of[message, attribute]
                 kind, value, begin, end = NOTHING, -1, 0, 0
                 if fact >= 0:

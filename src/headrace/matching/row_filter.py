@@ -15,30 +15,44 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.matching.index.hashing import FLOATS
 from headrace.message import bytes_of, offsets_of
 from headrace.wire.numba_kernels import BYTES, BYTES_IN, OFFSETS_IN, WIDE, inline, kernel, types
-from headrace.wire.sdk.predicate import NOTHING, NUMBER, TEXT, Predicate, compile_predicate, holds
+from headrace.wire.sdk.predicate import (
+    HEAD,
+    NOTHING,
+    NUMBER,
+    TEXT,
+    Inside,
+    Predicate,
+    compile_predicate,
+    holds,
+)
+from headrace.wire.sdk.region import box_of, contains
 
 Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 Wide = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 _holds = inline(holds)
+_contains = inline(contains)
 
 
 class RowFilter:
     """Predicates by attribute, compiled. All must hold for a row to pass."""
 
     def __init__(self, where: Mapping[str, Predicate]) -> None:
-        self._compiled = {name: _Compiled.of(predicate) for name, predicate in where.items()}
+        self._compiled = {
+            name: _CompiledRegion(predicate) if isinstance(predicate, Inside) else _Compiled.of(predicate)
+            for name, predicate in where.items()
+        }
 
     def masks(self, rows: pa.RecordBatch) -> Iterator[Mask]:
         """Yield for each predicate which rows it holds for."""
         for name, compiled in self._compiled.items():
-            yield compiled.mask(
-                _looked_up(rows.column("attributes"), name), _looked_up(rows.column("numbers"), name)
-            )
+            yield compiled.mask(rows, name)
 
 
 class _Compiled(NamedTuple):
@@ -58,8 +72,9 @@ class _Compiled(NamedTuple):
         evaluate(program, *strings, kinds, np.arange(len(codes)), *strings, holding)
         return cls(program, words, holding.view(np.bool_))
 
-    def mask(self, texts: pa.Array, numbers: pa.Array) -> Mask:
-        """Tell for which rows the predicate holds, given an attribute's strings and numbers, null if absent."""
+    def mask(self, rows: pa.RecordBatch, name: str) -> Mask:
+        """Tell for which rows the predicate on an attribute holds."""
+        texts, numbers = (_looked_up(rows.column(column), name) for column in ("attributes", "numbers"))
         has_text = texts.is_valid().to_numpy(zero_copy_only=False)
         has_number = numbers.is_valid().to_numpy(zero_copy_only=False)
         kinds = np.where(has_text, np.uint8(TEXT), np.where(has_number, np.uint8(NUMBER), np.uint8(NOTHING)))
@@ -75,6 +90,29 @@ class _Compiled(NamedTuple):
         mask = out.view(np.bool_)
         mask[known] = self.holding[codes[known]]
         return mask
+
+
+class _CompiledRegion:
+    """A region over a pair of attributes."""
+
+    def __init__(self, predicate: Inside) -> None:
+        self._y = predicate.y
+        self._box = np.array(box_of(predicate.region))
+        self._program = np.array(compile_predicate(predicate, 0, lambda _text: 0), np.int64)
+
+    def mask(self, rows: pa.RecordBatch, name: str) -> Mask:
+        """Tell which rows are in the region, by this attribute and its other one."""
+        xs, ys = (_numbers(rows, each) for each in (name, self._y))
+        out = np.empty(rows.num_rows, np.uint8)
+        evaluate_region(self._program, self._box, xs, ys, out)
+        return out.view(np.bool_)
+
+
+def _numbers(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.float64]:
+    """An attribute's numbers, NaN where it is absent or a string."""
+    numbers = pc.fill_null(_looked_up(rows.column("numbers"), name), np.nan).to_numpy(zero_copy_only=False)
+    has_text = _looked_up(rows.column("attributes"), name).is_valid().to_numpy(zero_copy_only=False)
+    return np.where(has_text, np.nan, numbers)
 
 
 def _looked_up(maps: pa.Array, name: str) -> pa.Array:
@@ -104,3 +142,13 @@ def evaluate(
     for row in range(len(kinds)):
         begin, end = offsets[row], offsets[row + 1]
         out[row] = _holds(program, 0, kinds[row], values[row], texts, begin, end, words, word_begins)
+
+
+@kernel(types.void(WIDE, FLOATS, FLOATS, FLOATS, BYTES))
+def evaluate_region(program: Wide, box: Floats, xs: Floats, ys: Floats, out: Bytes) -> None:
+    """Fill in 1 for each point that is in the program's region, else 0."""
+    for row in range(len(xs)):
+        x, y = xs[row], ys[row]
+        # NaN is in no box.
+        boxed = box[0] <= x <= box[1] and box[2] <= y <= box[3]
+        out[row] = boxed and _contains(program, HEAD + 4, program[HEAD + 1] - 1, x, y)

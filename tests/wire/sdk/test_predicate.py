@@ -11,9 +11,9 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from tests.matching import naive
 from tests.matching.drawn import NUMBERS as DRAWN_NUMBERS
-from tests.matching.drawn import TEXTS, predicates
+from tests.matching.drawn import TEXTS, of_one_attribute, predicates
 
-from headrace.errors import LimitError, MalformedError
+from headrace.errors import WireError, LimitError, MalformedError
 from headrace.wire.sdk.predicate import (
     MAX_DEPTH,
     MAX_TERMS,
@@ -257,12 +257,19 @@ def test_any_bytes_are_read_or_refused(field: bytes) -> None:
 @given(predicates)
 def test_a_program_reads_back_as_the_predicate_it_was_compiled_from(predicate: Predicate) -> None:
     words: dict[str, int] = {}
-    program = compile_predicate(predicate, 5, lambda text: words.setdefault(text, len(words)))
+    names: dict[str, int] = {}
+    program = compile_predicate(
+        predicate,
+        5,
+        lambda text: words.setdefault(text, len(words)),
+        lambda name: names.setdefault(name, len(names)),
+    )
     assert program[:2] == [len(program), 5]
-    assert decompile(program, list(words).__getitem__) == predicate
+    assert decompile(program, list(words).__getitem__, list(names).__getitem__) == predicate
+    assert parse_field(serialize_field(predicate)) == predicate
 
 
-@given(predicates, st.none() | TEXTS | DRAWN_NUMBERS)
+@given(of_one_attribute, st.none() | TEXTS | DRAWN_NUMBERS)
 def test_a_program_holds_where_the_plain_reading_does(
     predicate: Predicate, value: str | float | None
 ) -> None:
@@ -299,3 +306,25 @@ def test_equal_numbers_have_the_same_bits() -> None:
     assert bits(-0.0) == bits(0.0) == 0
     assert bits(7) == bits(7.0)
     assert bits(1.0) != bits(-1.0)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        {"y": "b"},
+        {"circle": [0, 0, 1]},
+        {"y": 7, "circle": [0, 0, 1]},
+        {"y": "b", "circle": [0, 0]},
+        {"y": "b", "circle": [0, 0, -1]},
+        {"y": "b", "circle": [0, 0, 1e200]},
+        {"y": "b", "circle": [0, 0, 1], "polygon": [[0, 0], [1, 0], [0, 1]]},
+        {"y": "b", "polygon": [[0, 0], [1, 0]]},
+        {"y": "b", "polygon": [[0, 0], [1, 0], [0]]},
+        {"y": "b", "polygon": [[0, 0], [1, 0], [0, "1"]]},
+        {"y": "b", "polygon": [[0, n] for n in range(257)]},
+    ],
+)
+def test_a_region_that_is_none_is_refused(inside: object) -> None:
+    for extra in ({"inside": inside}, {"not": {"inside": {"y": "b", "circle": [0, 0, 1]}}}):
+        with pytest.raises(WireError):
+            parse_field(json.dumps({"use": 3, "extra": json.dumps(extra)}).encode())

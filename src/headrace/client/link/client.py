@@ -12,20 +12,25 @@ tube open, a :class:`~headrace.client.link.publisher.LinkPublisher` publishes, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, Unpack
 
+import pyarrow as pa
+
 from headrace.client.base import Attributes, parse_url
+from headrace.client.conditions import AnyConditions, Condition, alternatives_of
 from headrace.client.identity import signer
+from headrace.client.link.backtest import matching_rows
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.consumer import Consumer
 from headrace.client.link.hub_state import StateRequests
 from headrace.client.link.publisher import WINDOW, Acknowledged, LinkPublisher
 from headrace.client.link.requests import Make
 from headrace.client.link.rows import Publishable, published_rows
+from headrace.client.link.service_history import first_held, service_states
 from headrace.client.link.streams import (
     BatchStream,
     EntryStream,
@@ -37,7 +42,8 @@ from headrace.client.link.streams import (
 )
 from headrace.client.tls import RenewedContext, TlsOptions, client_tls
 from headrace.config import Address
-from headrace.errors import UsageError
+from headrace.errors import RefusedError, UsageError
+from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import Body, LinkMessage, body_of
@@ -245,6 +251,66 @@ class LinkClient(StateRequests):
             if seq is not None and not 0 <= seq <= MAX_SEQUENCE:
                 raise UsageError(f"{name} {seq}: sequence numbers end at {MAX_SEQUENCE}")
         return EntryStream(self._connection, first, last, topic, self._credit, position=from_op)
+
+    async def match(
+        self,
+        conditions: Mapping[str, Condition] | AnyConditions,
+        from_seq: int = 1,
+        to_seq: int | None = None,
+        *,
+        json_attributes: bool = False,
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Read what a content subscription would have delivered of messages ``from_seq`` to ``to_seq``, or to the head.
+
+        The matcher's own engine judges them here. ``json_attributes`` is the hub's ``matching.json_attributes``.
+        """
+        wanted = alternatives_of(conditions)
+        if not wanted:
+            raise UsageError("a subscription names an attribute at least")
+        async with self.read(from_seq, to_seq) as stream:
+            async for rows in matching_rows(stream, wanted, json_attributes=json_attributes):
+                yield rows
+
+    async def service_as_of(self, service: str, seq: int) -> bytes:
+        """Return the value that a service had after a message, made again from the log.
+
+        The log must still have everything from its beginning on; :class:`~headrace.errors.TrimmedError` if it has not.
+        """
+        found: Service | None = None
+        async for _, state in self._service_states(service, seq):
+            found = state
+        if found is None:
+            raise RefusedError("unknown", f"there was no service {service!r} after message {seq}")
+        return found.snapshot
+
+    async def service_bisect(
+        self, service: str, conditions: Mapping[str, Condition] | AnyConditions
+    ) -> tuple[int, bytes] | None:
+        """Find the message after which a service first satisfied conditions on the top-level members of its object.
+
+        Returns its number and the object then; ``None`` if they never held. The log must have everything from its
+        beginning on.
+        """
+        found = await first_held(self._service_states(service, None), alternatives_of(conditions))
+        return None if found is None else (found.seq, found.value or b"")
+
+    def _service_states(self, service: str, last: int | None) -> AsyncIterator[tuple[int, Service | None]]:
+        async def states() -> AsyncIterator[tuple[int, Service | None]]:
+            head = (await self.head()).head
+            upto = head if last is None else last
+            if not 0 <= upto <= head:
+                raise UsageError(f"there is no message {upto}: the newest is {head}")
+            reading = service_states(
+                service,
+                lambda topic: self.read(1, upto, topic=topic),
+                # From the first position on, so that entries that are gone are an error. What stands after the last
+                # message came later: more may follow it, and the answer would not stay the same.
+                lambda topic: self.entries(0, max(upto - 1, 0), topic=topic, from_op=1),
+            )
+            async for state in reading:
+                yield state
+
+        return states()
 
     def consumer(
         self,

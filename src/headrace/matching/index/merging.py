@@ -12,7 +12,7 @@ from headrace.matching.index.hashing import CLIENTS, FLOATS
 from headrace.matching.index.segment import ALIVE, Bytes, Clients, Floats, Ints, Segment, Wide, Words
 from headrace.matching.kernels import SEGMENT
 from headrace.wire.numba_kernels import BYTES, INTS, WIDE, inline, kernel, types
-from headrace.wire.sdk.predicate import HEAD, TEXT
+from headrace.wire.sdk.predicate import ATTRIBUTE, HEAD, TEXT
 
 
 class Columns:
@@ -71,7 +71,7 @@ def _interned(tables: Sequence[Words], used: Sequence[Bytes], seed: np.uint64) -
 
 
 @inline
-def _mark_words(pool: Wide, begin: int, end: int, words: Bytes) -> None:
+def _mark_words(pool: Wide, begin: int, end: int, names: Bytes, words: Bytes) -> None:
     at = begin + HEAD
     while at < end:
         operands = at + 2
@@ -79,17 +79,21 @@ def _mark_words(pool: Wide, begin: int, end: int, words: Bytes) -> None:
         for operand in range(operands, at, 2):
             if pool[operand] == TEXT:
                 words[pool[operand + 1]] = 1
+            elif pool[operand] == ATTRIBUTE:
+                names[pool[operand + 1]] = 1
 
 
 @inline
-def _renumber_words(pool: Wide, begin: int, end: int, codes: Ints) -> None:
+def _renumber_words(pool: Wide, begin: int, end: int, names: Ints, words: Ints) -> None:
     at = begin + HEAD
     while at < end:
         operands = at + 2
         at = operands + 2 * pool[at + 1]
         for operand in range(operands, at, 2):
             if pool[operand] == TEXT:
-                pool[operand + 1] = codes[pool[operand + 1]]
+                pool[operand + 1] = words[pool[operand + 1]]
+            elif pool[operand] == ATTRIBUTE:
+                pool[operand + 1] = names[pool[operand + 1]]
 
 
 @kernel(types.UniTuple(types.intp, 2)(SEGMENT, INTS, BYTES, BYTES))
@@ -103,7 +107,7 @@ def mark_used(segment: Segment, rows: Ints, names: Bytes, words: Bytes) -> tuple
             if dimension < 0:
                 begin = int(segment.lo[at])
                 names[segment.pool[begin + 1]] = 1
-                _mark_words(segment.pool, begin, begin + segment.pool[begin], words)
+                _mark_words(segment.pool, begin, begin + segment.pool[begin], names, words)
                 pooled += segment.pool[begin]
             else:
                 names[dimension >> 1] = 1
@@ -143,7 +147,7 @@ def append_rows(
                 for offset in range(size):
                     pool[pooled + offset] = segment.pool[begin + offset]
                 pool[pooled + 1] = names[segment.pool[begin + 1]]
-                _renumber_words(pool, pooled, pooled + size, words)
+                _renumber_words(pool, pooled, pooled + size, names, words)
                 dim[to] = -1
                 lo[to] = hi[to] = pooled
                 pooled += size

@@ -6,6 +6,9 @@ the other type, it is NaN, which lies in no interval. ``Equals`` and ``Between``
 dimension. Every other predicate is a *program* (:mod:`headrace.wire.sdk.predicate`): its ``dim`` is negative and ``lo``
 is its place in ``pool``.
 
+A region (``Inside``) is three predicates: the intervals of its bounding box, in the number dimensions of its two
+attributes, by which it is indexed like any pair of ranges, and a program that checks it exactly.
+
 **Words** are the distinct strings that subscriptions use; a word's code is its index. Attribute names have a table of
 their own. Segments share nothing, so merging them drops the words that no subscription uses any more.
 
@@ -28,7 +31,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.wire.sdk.predicate import Between, Equals, Predicate, decompile
+from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate, decompile
+from headrace.wire.sdk.region import box_of
 
 ALIVE: Final = np.iinfo(np.int64).max
 """``died`` of a living subscription."""
@@ -135,18 +139,29 @@ def predicates_of(segment: Segment, row: int) -> dict[str, Predicate]:
     def text(code: int) -> str:
         return _word(segment.words, code)
 
+    def name(code: int) -> str:
+        return _word(segment.names, code)
+
     found: dict[str, Predicate] = {}
+    boxes: list[tuple[str, float, float]] = []
+    ranges: list[tuple[str, float, float]] = []
     begin, end = segment.start[row : row + 2].tolist()
     columns = (column[begin:end].tolist() for column in (segment.dim, segment.lo, segment.hi))
     for dim, low, high in zip(*columns, strict=True):
         if dim < 0:
             at = int(low)
             program = segment.pool[at : at + int(segment.pool[at])].tolist()
-            found[_word(segment.names, program[1])] = decompile(program, text)
+            predicate = found[name(program[1])] = decompile(program, text, name)
+            if isinstance(predicate, Inside):
+                box = box_of(predicate.region)
+                boxes += ((name(program[1]), *box[:2]), (predicate.y, *box[2:]))
         elif dim % 2:
-            found[_word(segment.names, dim // 2)] = Between(low, high)
+            ranges.append((name(dim // 2), low, high))
         else:
-            found[_word(segment.names, dim // 2)] = Equals(text(int(low)))
+            found[name(dim // 2)] = Equals(text(int(low)))
+    for box_range in boxes:
+        ranges.remove(box_range)
+    found.update((attribute, Between(low, high)) for attribute, low, high in ranges)
     return found
 
 

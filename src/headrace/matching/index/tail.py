@@ -15,7 +15,8 @@ import numpy as np
 from headrace.matching.index import hashing
 from headrace.matching.index.hashing import WordTable
 from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide
-from headrace.wire.sdk.predicate import Between, Equals, Predicate, compile_predicate
+from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate, compile_predicate
+from headrace.wire.sdk.region import box_of
 
 ROWS: Final = 1024
 """Subscriptions of a full tail: checking one takes some nanoseconds per message."""
@@ -65,8 +66,10 @@ class Tail:
         """Append a subscription. There must be room."""
         row = self.count
         at = int(self._start[row])
-        if at + len(predicates) > len(self._dim):
-            room = 2 * (at + len(predicates))
+        # A region has three: its bounding box, by which it is indexed, and the exact check.
+        most = 3 * len(predicates)
+        if at + most > len(self._dim):
+            room = 2 * (at + most)
             self._dim = _grown(self._dim, room)
             self._lo, self._hi = _grown(self._lo, room), _grown(self._hi, room)
         dim, lo, hi = self._dim, self._lo, self._hi
@@ -80,8 +83,14 @@ class Tail:
                 lo[at] = predicate.low
                 hi[at] = predicate.high
             else:
+                if type(predicate) is Inside:
+                    box = box_of(predicate.region)
+                    dim[at], dim[at + 1] = 2 * attribute + 1, 2 * self._names.code(predicate.y) + 1
+                    lo[at], hi[at], lo[at + 1], hi[at + 1] = box
+                    at += 2
                 dim[at] = -1
-                lo[at] = hi[at] = self._write(compile_predicate(predicate, attribute, self._words.code))
+                program = compile_predicate(predicate, attribute, self._words.code, self._names.code)
+                lo[at] = hi[at] = self._write(program)
             at += 1
         self._clients[row] = np.frombuffer(client, np.uint32)
         self._start[row + 1] = at

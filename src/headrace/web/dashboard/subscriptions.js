@@ -19,6 +19,7 @@ function extraWords(name, extra) {
   if (word === "in") return `${name} is ${list(value)}`;
   if (word === "prefix") return `${name} begins with ${JSON.stringify(value)}`;
   if (word === "exists") return value ? `${name} exists` : `${name} is missing`;
+  if (word === "inside") return `${name} and ${value.y} are in a ${value.circle ? "circle" : "polygon"}`;
   if (word === "any") return `(${value.map((each) => extraWords(name, each)).join(", or ")})`;
   if (word === "not" && value.in) return `${name} is not ${list(value.in)}`;
   return `not (${extraWords(name, value)})`;

@@ -10,9 +10,10 @@ at most ``MAX_DEPTH`` deep and has at most ``MAX_TERMS`` predicates and values. 
 again to the same predicate.
 
 **Programs.** A program is ``[length, attribute, instruction, …]``, all integers; an instruction is ``operation, n`` and
-``n`` operands, each a ``type, value`` pair: ``TEXT`` and a word's code, or ``NUMBER`` and the bits of a double. So
-programs can be copied and their words renumbered without knowing the operations. A program works on a stack of truth
-values, at most two for each level of nesting, which fits an integer's bits, and leaves one:
+``n`` operands, each a ``type, value`` pair: ``TEXT`` and a word's code, ``NUMBER`` and the bits of a double, or
+``ATTRIBUTE`` and an attribute. So programs can be copied and their words and attributes renumbered without knowing the
+operations. A program works on a stack of truth values, at most two for each level of nesting, which fits an integer's
+bits, and leaves one:
 
 ================================ ==============================================================================
 ``EQUALS``, ``IN``, ``BETWEEN``  push whether the attribute is the operand, one of them, or between the two
@@ -21,10 +22,12 @@ values, at most two for each level of nesting, which fits an integer's bits, and
 ``NOT``                          negate the top
 ``NONE``                         push false: the beginning of an ``any``
 ``OR``                           pop one, or it into the top: after each predicate of an ``any``
+``INSIDE``                       the whole of a program: whether this attribute and another are a point in a region
 ================================ ==============================================================================
 
 :func:`holds` runs a program on one value of an attribute. It is plain Python that numba compiles: the matcher's index
-calls it for the predicates it cannot settle by intervals, a filter for each row of a batch.
+calls it for the predicates it cannot settle by intervals, a filter for each row of a batch. ``INSIDE`` looks at two
+attributes, so they call :func:`headrace.wire.sdk.region.contains` for it.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import LimitError, MalformedError
+from headrace.wire.sdk.region import Region, numbers_of, parse_region, plain_region, region_of
 from headrace.wire.typed_json import Json, decode_json, shown
 
 MAX_DEPTH = 8
@@ -50,10 +54,10 @@ MAX_TERMS = 256
 HEAD: Final = 2
 """Integers of a program before its first instruction: its length and its attribute."""
 
-EQUALS, IN, BETWEEN, PREFIX, EXISTS, ABSENT, NOT, NONE, OR = range(1, 10)
+EQUALS, IN, BETWEEN, PREFIX, EXISTS, ABSENT, NOT, NONE, OR, INSIDE = range(1, 11)
 """The operations."""
 
-NOTHING, TEXT, NUMBER = 0, 1, 2
+NOTHING, TEXT, NUMBER, ATTRIBUTE = 0, 1, 2, 3
 """The type of an attribute's value, or of an operand."""
 
 
@@ -115,10 +119,18 @@ class Any:
     predicates: tuple[Extra, ...]
 
 
-Extra: TypeAlias = In | Prefix | Not | Exists | Any
-"""The predicates that ``extra`` can hold."""
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """The attribute and another, ``y``, are numbers: the coordinates of a point in a region."""
 
-Predicate: TypeAlias = Equals | Between | Extra
+    y: str
+    region: Region
+
+
+Extra: TypeAlias = In | Prefix | Not | Exists | Any
+"""The predicates that ``extra`` can hold at any depth."""
+
+Predicate: TypeAlias = Equals | Between | Inside | Extra
 
 Predicates: TypeAlias = Mapping[str, Predicate]
 """Predicates by attribute, all of which must hold."""
@@ -147,7 +159,12 @@ def parse_field(field: bytes) -> Predicate:
             return Between(low, high)
         case Use.EXTRA:
             text = decode_json(_TEXT, parsed.extra, "sdk", "extra", "a string that holds JSON")
-            return _Terms().parse(text, depth=1)
+            members = decode_json(_MEMBERS, text, "sdk", "extra", "a JSON object")
+            return (
+                _parse_inside(members["inside"])
+                if [*members] == ["inside"]
+                else _Terms().parse(text, depth=1)
+            )
 
 
 def serialize_field(predicate: Predicate) -> bytes:
@@ -161,6 +178,9 @@ def serialize_field(predicate: Predicate) -> bytes:
             field = _encode({"use": Use.STRVAL, "strval": value})
         case Between(low, high):
             field = _encode({"use": Use.RANGE, "low": low, "high": high})
+        case Inside(y, region):
+            inside: dict[str, object] = {"inside": {"y": y, **plain_region(region)}}
+            field = _encode({"use": Use.EXTRA, "extra": _encode(inside).decode()})
         case _:
             field = _encode({"use": Use.EXTRA, "extra": _encode(_plain(predicate)).decode()})
     # What we would refuse (too deep, too many, low above high, NaN, which is written as null) is not sent.
@@ -177,16 +197,32 @@ def bits(number: float) -> int:
     return int(np.float64(number + 0.0).view(np.int64))
 
 
-def compile_predicate(predicate: Predicate, attribute: int, code: Callable[[str], int]) -> list[int]:
-    """The program of a predicate; ``code`` gives the code of a word."""
+def compile_predicate(
+    predicate: Predicate,
+    attribute: int,
+    code: Callable[[str], int],
+    attribute_of: Callable[[str], int] = lambda _name: 0,
+) -> list[int]:
+    """The program of a predicate; ``code`` gives the code of a word, ``attribute_of`` the attribute of a name."""
     program = [0, attribute]
-    _write(program, predicate, code)
+    if isinstance(predicate, Inside):
+        numbers = numbers_of(predicate.region)
+        program += (INSIDE, 1 + len(numbers), ATTRIBUTE, attribute_of(predicate.y))
+        for number in numbers:
+            program += (NUMBER, bits(number))
+    else:
+        _write(program, predicate, code)
     program[0] = len(program)
     return program
 
 
-def decompile(program: Sequence[int], word: Callable[[int], str]) -> Predicate:
+def decompile(
+    program: Sequence[int], word: Callable[[int], str], name: Callable[[int], str] = str
+) -> Predicate:
     """The predicate that a program was compiled from."""
+    if program[HEAD] == INSIDE:
+        numbers = np.array(program[HEAD + 5 :: 2], np.int64).view(np.float64)
+        return Inside(name(program[HEAD + 3]), region_of(tuple(numbers.tolist())))
     stack: list[Predicate] = []
     at = HEAD
     while at < len(program):
@@ -266,7 +302,7 @@ def holds(
     return stack & 1 == 1
 
 
-def _write(program: list[int], predicate: Predicate, code: Callable[[str], int]) -> None:
+def _write(program: list[int], predicate: Equals | Between | Extra, code: Callable[[str], int]) -> None:
     def instruct(operation: int, *values: str | float) -> None:
         program.extend((operation, len(values)))
         for value in values:
@@ -305,6 +341,12 @@ _LEAVES: Final[dict[int, Callable[..., Predicate]]] = {
 """The predicates of instructions that do not look at the stack."""
 
 
+def _parse_inside(argument: Json) -> Inside:
+    members = decode_json(_MEMBERS, argument, "sdk", "inside", "a JSON object")
+    y = decode_json(_TEXT, members.pop("y", msgspec.Raw()), "sdk", "y", "the name of an attribute")
+    return Inside(y, parse_region(members))
+
+
 class _Terms:
     """One reading of an ``extra``, which counts the predicates and values it has met."""
 
@@ -317,7 +359,9 @@ class _Terms:
         self._take(1)
         members = decode_json(_MEMBERS, text, "sdk", "extra", "a JSON object")
         if len(members) != 1:
-            raise MalformedError("sdk", "extra", shown(text), "exactly one of in, prefix, not, exists, any")
+            raise MalformedError(
+                "sdk", "extra", shown(text), "exactly one of in, prefix, not, exists, any, inside"
+            )
         ((word, argument),) = members.items()
         match word:
             case "in":
@@ -334,7 +378,9 @@ class _Terms:
                 inner = decode_json(_LIST, argument, "sdk", "any", "a list of JSON objects")
                 return Any(tuple(self.parse(predicate, depth + 1) for predicate in inner))
             case _:
-                raise MalformedError("sdk", "extra", word, "one of in, prefix, not, exists, any")
+                raise MalformedError(
+                    "sdk", "extra", word, "one of in, prefix, not, exists, any; inside stands alone"
+                )
 
     def _take(self, count: int) -> None:
         self._count += count

@@ -14,11 +14,12 @@ from tests.hubprocess import HubProcess
 from tests.spark.hubs import until
 from tests.spark.jobs.fleet import COLOURS, Client, Named, Relay, linked, publish, status
 
+from headrace import between, where
 from headrace.errors import UnreachableError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs.job import JobRun, RunningJob, find
-from headrace.spark.jobs.match import match
+from headrace.spark.jobs.match import backtest, match
 from headrace.spark.jobs.match.share import ENTRIES
 from headrace.spark.options import HubOptions, SourceOptions
 from headrace.spark.source.range_source import frame
@@ -264,6 +265,8 @@ def test_the_function_tells_the_clients_of_messages(hub: HubProcess, spark: Spar
         ranges = frame(spark, link.head())
         assert ranges.rdd.getNumPartitions() == ranges.count() == spark.sparkContext.defaultParallelism
         again = match(ranges, link.subscriptions(), reading=reading).collect()
+        either = where(x=between(0, 24)) | where(x=between(20, 30), colour="red")
+        tried = backtest(ranges, either, reading=reading).collect()
     assert list(rows.columns) == SCHEMA.names
     assert sorted(again) == sorted(found)
     expected = {}
@@ -272,3 +275,4 @@ def test_the_function_tells_the_clients_of_messages(hub: HubProcess, spark: Spar
         if clients:
             expected[first + n] = clients
     assert {row["seq"]: {int.from_bytes(each) for each in row["clients"]} for row in found} == expected
+    assert sorted(row["seq"] for row in tried) == sorted(expected)

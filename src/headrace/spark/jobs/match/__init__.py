@@ -22,10 +22,17 @@ import pyarrow as pa
 
 from headrace.archive.folder import Folder
 from headrace.archive.parquet_file import enveloped
+from headrace.client.conditions import AnyConditions, Condition, alternatives_of
 from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.hub.routing.local_matcher import LocalMatcher, clients_of
-from headrace.hub.routing.subscriptions import Subscriptions, rows_of_tables
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+    change,
+    rows_of_tables,
+    serialize_fields,
+    tables,
+)
 from headrace.matching import warm
 from headrace.message import SCHEMA
 from headrace.protocols import PORTS
@@ -35,7 +42,8 @@ from headrace.spark.jobs.match.push import Lifeline
 from headrace.spark.jobs.match.tables import EVERY, SubscriptionTable, SubscriptionTables
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.range_source import over_ranges
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES
+from headrace.wire.link.message import SUBSCRIPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -181,6 +189,25 @@ def match(
     if reading is not None:
         return rows.mapInArrow(partial(over_ranges, work, reading), _FOUND)
     return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
+
+
+def backtest(
+    rows: DataFrame,
+    conditions: Mapping[str, Condition] | AnyConditions,
+    *,
+    json_attributes: bool = False,
+    reading: SourceOptions | None = None,
+) -> DataFrame:
+    """Return the ``seq`` of the messages that a content subscription would have delivered.
+
+    ``rows`` and ``reading`` are those of :func:`match`, of the log or of its archive.
+    """
+    subscriptions, client = Subscriptions(), bytes(CLIENT_ID_BYTES)
+    wanted = {"": [serialize_fields(each) for each in alternatives_of(conditions)]}
+    entry = change(client, bytes(NODE_ID_BYTES), wanted)
+    subscriptions.apply(client.hex(), entry.run[0], 0, 1)
+    table = pa.Table.from_batches(tables(subscriptions), SUBSCRIPTIONS)
+    return match(rows, table, json_attributes=json_attributes, reading=reading).select("seq")
 
 
 _loaded: tuple[str, Subscriptions, LocalMatcher] | None = None
