@@ -13,7 +13,7 @@ from tests.matching import naive
 from tests.matching.drawn import NUMBERS as DRAWN_NUMBERS
 from tests.matching.drawn import TEXTS, of_one_attribute, predicates
 
-from headrace.errors import WireError, LimitError, MalformedError
+from headrace.errors import LimitError, MalformedError, WireError
 from headrace.wire.sdk.predicate import (
     MAX_DEPTH,
     MAX_TERMS,
