@@ -31,7 +31,9 @@ from headrace.hub.routing.subscriptions import (
     change,
     rows_of_tables,
     serialize_fields,
-    tables,
+)
+from headrace.hub.routing.subscriptions import (
+    tables as state_tables,
 )
 from headrace.matching import warm
 from headrace.message import SCHEMA
@@ -206,7 +208,7 @@ def backtest(
     wanted = {"": [serialize_fields(each) for each in alternatives_of(conditions)]}
     entry = change(client, bytes(NODE_ID_BYTES), wanted)
     subscriptions.apply(client.hex(), entry.run[0], 0, 1)
-    table = pa.Table.from_batches(tables(subscriptions), SUBSCRIPTIONS)
+    table = pa.Table.from_batches(state_tables(subscriptions), SUBSCRIPTIONS)
     return match(rows, table, json_attributes=json_attributes, reading=reading).select("seq")
 
 
