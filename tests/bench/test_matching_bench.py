@@ -19,6 +19,7 @@ def test_every_way_of_matching(tmp_path: Path) -> None:
     assert titles == [
         *matching.KINDS,
         "as subscriptions grow",
+        "audiences",
         "changes while matching",
         "memory",
         "start",
