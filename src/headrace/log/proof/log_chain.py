@@ -58,11 +58,12 @@ class LogChain:
     def load(self, *, sync: bool) -> None:
         """Read the chain when the log is opened for writing.
 
-        One that is ahead of the log must be cut back on the disk, too, before its numbers go to other messages.
+        One that is ahead of the log must be cut back on the disk, too, before its numbers go to other messages. One
+        that is damaged is replaced at once, or it would be reported until something is sealed.
         """
         found = self._read()
         fitting = self._fitting(found)
-        if found is not None and fitting is not found:
+        if fitting is not found and self._path.exists():
             self.keep(fitting, sync=sync)
         else:
             self._kept = fitting
