@@ -60,7 +60,9 @@ def test_a_stage_has_any_number_of_pieces_in_their_own_order(tmp_path: Path) -> 
     assert budget.taken == 3 * LEAST_COST
     picked = staging.pick("q", 1, ["a"])
     assert [list(each.run) for each in loaded(picked)] == [[b"0"], [b"again"], [b"2"]]
-    staging.remove_piece("a", 1)
+    staging.remove_piece("a", 1, replaced[0])  # too late: another one is in its place
+    assert len(staging.pick("q", 1, ["a"])) == 3
+    staging.remove_piece("a", 1, picked[1])
     with pytest.raises(RefusedError, match="piece 1 ") as missing:
         staging.pick("q", 1, ["a"])
     assert missing.value.code == "missing"

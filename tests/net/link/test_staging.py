@@ -13,6 +13,7 @@ from tests.net.linkpeer import LinkPeer, link_peer, rows
 from tests.net.raw import running_hub, until
 
 from headrace.hub.access.accounts import Resource
+from headrace.hub.publishing.staging import StagedPiece
 from headrace.message import Batch
 from headrace.net.server.process import Server
 
@@ -168,6 +169,39 @@ async def test_stages_are_charged_to_their_client_and_given_back(tmp_path: Path)
             else:
                 assert (await peer.ask(op="abort", id=1, stages=[f"s{batch}"]))["ok"]
             assert account.has[Resource.STAGED_BYTES] == 0
+
+
+async def test_a_piece_that_is_sent_again_stays_when_the_first_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer took too long, so the client sent it again; it was the last, so no hole would tell that it is gone."""
+    async with (
+        running_hub(tmp_path) as server,
+        link_peer(server) as peer,
+        link_peer(server) as again,
+    ):
+        staging = server._intake.staging
+        monkeypatch.setattr(staging, "_max_memory", 0)
+        spill, released = StagedPiece.spill, threading.Event()
+        slow: list[StagedPiece] = []
+
+        def slowly(piece: StagedPiece, path: Path) -> None:
+            if list(piece.load().run) == [b"b"] and not slow:
+                slow.append(piece)
+                released.wait(60)
+            spill(piece, path)
+
+        stage = {"op": "stage", "id": 1, "query": "q", "batch": 0, "stage": "all"}
+        await peer.ask(rows(b"a"), **stage, number=0)
+        monkeypatch.setattr(StagedPiece, "spill", slowly)
+        await peer.say(rows(b"b"), **stage, number=1)
+        await until(lambda: bool(slow))
+        assert (await again.ask(rows(b"b"), **stage, number=1))["ok"]
+        await until(lambda: slow[0]._removed)
+        released.set()
+        assert (await peer.hear())[0]["error"] == "missing"
+        answer = await again.ask(op="commit", id=2, query="q", batch=0, stages=["all"])
+        assert (answer["first"], answer["last"]) == (1, 2)
 
 
 @pytest.mark.slow

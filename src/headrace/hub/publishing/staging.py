@@ -213,10 +213,11 @@ class Staging:
         self._forget_silent()
         return removed
 
-    def remove_piece(self, name: str, number: int) -> None:
-        """Forget a piece that could not be kept."""
+    def remove_piece(self, name: str, number: int, piece: StagedPiece) -> None:
+        """Forget a piece that could not be kept, unless another one is in its place by now."""
         stage = self._stages.get(name)
-        if stage is not None and (piece := stage.pieces.pop(number, None)) is not None:
+        if stage is not None and stage.pieces.get(number) is piece:
+            del stage.pieces[number]
             self._without([piece], stage.budget)
 
     def outdated(self, query: str, batch: int) -> list[StagedPiece]:

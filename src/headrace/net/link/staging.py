@@ -91,7 +91,7 @@ class LinkStages:
 
         def failed() -> None:
             connection.uncommitted(-len(body))
-            self._staging.remove_piece(name, number)
+            self._staging.remove_piece(name, number, piece)
 
         self._aside.answer(connection, request.id, spilled, piece.spill, path, failed=failed)
 
