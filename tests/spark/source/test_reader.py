@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tests.archive.tables import BEGIN, OTHER_LOG, add, ledger, rows
 from tests.spark.hubs import TRIMMING, Hub, trimmed, until
 
+from headrace.archive import open_table
 from headrace.errors import LostRangeError, NoArchiveError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
@@ -180,6 +181,46 @@ def test_an_archive_serves_a_stream_that_begins_before_the_log(tmp_path: Path) -
         assert [row["payload"] for row in found[:3]] == [b"message 1", b"message 2", b"message 3"]
         later = stream(hub, archive=place, startingTimestamp=str(BEGIN // 1000 + 2)).initialOffset()
         assert later["seq"] == 2
+        close_links()
+
+
+def test_a_stream_far_behind_loses_nothing_while_retention_goes_on(tmp_path: Path) -> None:
+    """It knows the archive of when it began. By now the log begins later, and the archive has what is between."""
+    with Hub.start(tmp_path / "data", *TRIMMING) as hub:
+        hub.publish([b"first"] * 4)
+        kept = ledger("parquet", tmp_path / "archive", hub.head().log)
+        made = rows(1, 10_000)
+        add(kept, made.slice(0, 3))
+        reader = stream(hub, archive=str(tmp_path / "archive"), startingOffsets="earliest")
+        start = reader.initialOffset()
+        reader.partitions(start, start | {"seq": 2})
+        trimmed(hub)
+        assert hub.head().first > 5
+        add(kept, made.slice(3, hub.head().head - 5))
+        begin, end = start | {"seq": 2}, reader.latestOffset(start, ALL)
+        found = read_by(reader, reader.partitions(begin, end))
+        assert [row["seq"] for row in found] == list(range(3, hub.head().head + 1))
+        close_links()
+
+
+def test_limits_count_what_is_in_the_archive(tmp_path: Path) -> None:
+    with Hub.start(tmp_path / "data", *TRIMMING) as hub:
+        trimmed(hub)
+        head = hub.head().head
+        kept = ledger("parquet", tmp_path / "archive", hub.head().log)
+        for first in range(1, head - 2, 10):
+            add(kept, rows(first, min(first + 9, head - 2)))
+        assert hub.head().first > 20
+        reader = stream(hub, archive=str(tmp_path / "archive"), startingOffsets="earliest")
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ReadMaxRows(7))["seq"] == 7
+        assert reader.latestOffset(start | {"seq": 9}, ReadMaxRows(7))["seq"] == 16
+        [first, second, *_] = open_table(str(tmp_path / "archive")).files(1, head)
+        assert reader.latestOffset(start, ReadMaxBytes(1))["seq"] == 1
+        assert reader.latestOffset(start, ReadMaxBytes(first.size))["seq"] == 10
+        assert 10 < reader.latestOffset(start, ReadMaxBytes(first.size + second.size // 2))["seq"] < 20
+        assert reader.latestOffset(start, ReadMaxBytes(1 << 40))["seq"] == head - 2
+        assert reader.latestOffset(start | {"seq": head - 2}, ReadMaxBytes(1 << 40))["seq"] == head
         close_links()
 
 

@@ -86,6 +86,17 @@ def split_archive(
     return list(_packed(pieces, most))
 
 
+def archive_reach(files: Sequence[ArchiveFile], first: int, size: int) -> int:
+    """Return how far so many bytes of an archive's files reach from a message on, by each file's average row."""
+    for file in files:
+        begin = max(first, file.first)
+        last = begin + size * file.rows // max(file.size, 1) - 1
+        if last < file.last:
+            return max(last, first)
+        size -= (file.last - begin + 1) * file.size // max(file.rows, 1)
+    return files[-1].last
+
+
 def plan(
     first: int,
     last: int,

@@ -25,7 +25,7 @@ from headrace.platforms import usable_cores
 from headrace.spark.options import SourceOptions
 from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.spark.source.archived_rows import first_archived_at
-from headrace.spark.source.planning import plan
+from headrace.spark.source.planning import archive_reach, plan
 from headrace.spark.spark_release import (
     HAS_LIMITS,
     RELEASE,
@@ -110,8 +110,8 @@ class _Reader:
             return None
         if self._table is None:
             self._table = open_table(self._options.archive)
-        elif first > self._table.through and first < extent.first:
-            # The log no longer has it: perhaps the archive does by now.
+        elif first < extent.first and self._table.through < extent.first - 1:
+            # The log no longer has what follows this version: perhaps the archive does by now.
             self._table = self._table.refreshed()
         if self._table.log != extent.log:
             raise UsageError(another_log(self._table.log, extent.log, "archive"))
@@ -144,9 +144,7 @@ class _Reader:
         from headrace.spark.source.range_rows import report_loss
 
         table = self._archive(extent, first)
-        oldest = extent.first
-        if table is not None and table.through >= extent.first - 1:
-            oldest = min(oldest, table.first)
+        oldest = _oldest(extent, table)
         if first < oldest:
             lost = min(oldest - 1, last)
             report_loss(self._options, first, lost)
@@ -225,10 +223,15 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         end = extent.head if self._target is None else min(self._target, extent.head)
         if end <= begin or (self._target is None and not self._due(begin, end)):
             return start
+        table = self._archive(extent, begin + 1)
+        # Counted from the first that exists: lost messages are skipped at no cost.
+        oldest = max(begin + 1, _oldest(extent, table))
         if isinstance(limit, ReadMaxRows):
-            # Counted from the first that exists: lost messages are skipped at no cost.
-            end = min(end, max(begin, extent.first - 1) + limit.max_rows)
-        if most_bytes is not None and extent.reach is not None:
+            end = min(end, oldest - 1 + limit.max_rows)
+        if most_bytes is not None and table is not None and oldest < extent.first:
+            # The hub cannot tell how many bytes they have that only the archive has.
+            end = min(end, archive_reach(table.files(oldest, table.through), oldest, most_bytes))
+        elif most_bytes is not None and extent.reach is not None:
             end = min(end, max(extent.reach, begin + 1))
         return _offset(extent.log, end)
 
@@ -331,6 +334,13 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             self._reported = seq
             report_loss(self._options, extent.head + 1, seq, REWOUND)
         return extent
+
+
+def _oldest(extent: Extent, table: ArchiveTable | None) -> int:
+    """Return the oldest message to read: the archive's, if nothing is missing between it and the log."""
+    if table is None or table.through < extent.first - 1:
+        return extent.first
+    return min(extent.first, table.first)
 
 
 def cores() -> int:
