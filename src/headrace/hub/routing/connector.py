@@ -155,12 +155,12 @@ class Connector:
     def parts(self, session: ClientSession) -> int:
         """The number of places in the index that a client's subscriptions take, or soon may."""
         kept = self._subscriptions.get(session.client)
-        return session.pending_parts + (0 if kept is None else len(kept.parts(session.client)))
+        return session.pending_parts + (0 if kept is None else kept.part_count)
 
     def more_parts(self, client: bytes, name: str, alternatives: int) -> int:
         """How many places more a client's subscriptions would take if this one had so many alternatives."""
         kept = self._subscriptions.get(client)
-        return alternatives - (0 if kept is None else len(kept.named.get(name, ())))
+        return alternatives - (0 if kept is None else len(kept.alternatives(name)))
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
         """Push what this process's matcher found to live sessions."""
@@ -222,7 +222,7 @@ class Connector:
         kept = self._subscriptions.get(client)
         if kept is None:
             return not wanted
-        return kept.connector == self.id and kept.named.get(name, []) == wanted
+        return kept.connector == self.id and kept.alternatives(name) == wanted
 
     def _enter(self, session: ClientSession, cursor: int) -> None:
         """Continue a client's subscription, if it has one, from ``cursor`` or from where it asked to resume."""
@@ -291,7 +291,7 @@ class Connector:
 
     def _follow(self, change: SubscriptionChange) -> None:
         """Follow a change of the state; sessions are fed when the batch is handed out."""
-        client, _, new = change
+        client, new = change.client, change.new
         session = self.sessions.get(client)
         if session is None:
             if new is None or new.connector != self.id:

@@ -83,9 +83,11 @@ class LocalMatcher:
                 yield
 
     def _follow(self, change: SubscriptionChange) -> None:
-        client, old, new = change
-        before = {} if old is None else old.parts(client)
-        after = {} if new is None or not self._wanted(client, new) else new.parts(client)
+        client, old, new, changed = change
+        # With another connector, or none, all may be wanted now, or none.
+        names = changed if old is not None and new is not None and old.connector == new.connector else None
+        before = {} if old is None else old.parts(client, names)
+        after = {} if new is None or not self._wanted(client, new) else new.parts(client, names)
         for part in before.keys() - after.keys():
             self.matcher.withdraw(part)
         for part, each in after.items():

@@ -71,7 +71,7 @@ class RetiredConnectors:
         self._hub.counters.refuse("connector", "retired", name, detail)
 
     def _follow(self, change: SubscriptionChange) -> None:
-        _, old, new = change
+        old, new = change.old, change.new
         if old is not None:
             self._counts[old.connector] -= 1
             if self._counts[old.connector] <= 0:

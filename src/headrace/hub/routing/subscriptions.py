@@ -85,22 +85,37 @@ class Subscription(NamedTuple):
     """The message that the entry stands after."""
     op: int
     """The entry's own position in the log, by which it is told apart from others after the same message."""
-    packed: bytes
-    """The fields of an unnamed subscription, as JSON, or pairs of a name and alternatives."""
+    packed: bytes | dict[str, bytes]
+    """The fields of an unnamed subscription, as JSON; or each subscription's alternatives, as JSON, by name.
+
+    A client may have many subscriptions, and change one: the others are neither read nor written then."""
+    part_count: int = 1
+    """The number of parts."""
+
+    @property
+    def by_name(self) -> dict[str, bytes]:
+        """Each subscription's alternatives, as JSON; not to be changed."""
+        return {"": b"[%b]" % self.packed} if isinstance(self.packed, bytes) else self.packed
 
     @property
     def named(self) -> Named:
         """The client's subscriptions."""
-        return _unpack(self.packed)
+        return {name: self.alternatives(name) for name in self.by_name}
 
     @property
     def is_plain(self) -> bool:
         """Whether there is only an unnamed subscription without alternatives."""
-        return self.packed.startswith(b"{")
+        return isinstance(self.packed, bytes)
 
-    def parts(self, client: bytes) -> dict[bytes, Part]:
-        """The parts by the ids that matchers know them by."""
-        return _parts(client, self.named)
+    def alternatives(self, name: str) -> list[Fields]:
+        """The alternatives of one subscription; none if there is no such."""
+        return msgspec.json.decode(self.by_name.get(name, b"[]"), type=list[Fields])
+
+    def parts(self, client: bytes, names: Iterable[str] | None = None) -> dict[bytes, Part]:
+        """The parts of all subscriptions, or of some, by the ids that matchers know them by."""
+        return _parts(
+            client, {name: self.alternatives(name) for name in (self.by_name if names is None else names)}
+        )
 
 
 class SubscriptionChange(NamedTuple):
@@ -109,11 +124,8 @@ class SubscriptionChange(NamedTuple):
     client: bytes
     old: Subscription | None
     new: Subscription | None
-
-    @property
-    def same_fields(self) -> bool:
-        """Whether only the client's connector has changed."""
-        return self.old is not None and self.new is not None and self.old.packed == self.new.packed
+    names: tuple[str, ...]
+    """The subscriptions that are not as they were; none if only the client's connector has changed."""
 
 
 Observer: TypeAlias = Callable[[SubscriptionChange], None]
@@ -170,8 +182,13 @@ class Subscriptions:
             connector = sized("connector", order.connector.encode("ascii"), NODE_ID_BYTES)
             orders = _ordered(order)
             old = self._kept.get(client)
-            named = orders if order.only or old is None else {**old.named, **orders}
-            parts = _parts(client, named)
+            named = {} if order.only or old is None else dict(old.by_name)
+            count = sum(map(len, orders.values()))
+            if named and old is not None:
+                count += old.part_count - sum(len(old.alternatives(name)) for name in orders)
+            if count > MAX_PARTS:
+                raise LimitError("sdk", "alternatives of all subscriptions", count, MAX_PARTS)
+            parts = _parts(client, orders)
             if clash := next((part for part in parts if self._is_foreign(part, client)), None):
                 raise MalformedError("sdk", "id", clash.hex(), "not another client's")
         except (WireError, msgspec.MsgspecError, UnicodeEncodeError) as error:
@@ -188,10 +205,14 @@ class Subscriptions:
             if old is not None and old.op == order.expired:
                 self._set(client, None)
         elif orders or order.only:
-            packed = _pack({name: any_ for name, any_ in named.items() if any_})
-            self._set(client, Subscription(self._same(connector), seq, op, packed) if packed else None)
+            for name, alternatives in orders.items():
+                if alternatives:
+                    named[name] = msgspec.json.encode(alternatives)
+                else:
+                    named.pop(name, None)
+            self._set(client, self._subscription(connector, seq, op, named, count) if named else None)
         elif order.fields is None and old is not None:
-            self._set(client, Subscription(self._same(connector), seq, op, old.packed))
+            self._set(client, old._replace(connector=self._same(connector), seq=seq, op=op))
 
     def dump(self) -> bytes:
         """The subscriptions as a snapshot's section."""
@@ -200,7 +221,13 @@ class Subscriptions:
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the snapshot's section, which a thread makes."""
         clients, kept = list(self._kept), list(self._kept.values())
-        return rows(range(len(clients)), lambda some: [(clients[place], *kept[place]) for place in some])
+
+        def row(place: int) -> _Row:
+            connector, seq, op, packed, _ = kept[place]
+            whole = packed if isinstance(packed, bytes) else _pack(kept[place].named)
+            return clients[place], connector, seq, op, whole
+
+        return rows(range(len(clients)), lambda some: list(map(row, some)))
 
     def load(self, section: bytes) -> None:
         """Take the subscriptions over from a snapshot."""
@@ -211,24 +238,41 @@ class Subscriptions:
     def add(self, rows: Iterable[_Row]) -> None:
         """Take over subscriptions: client, connector, number and position of the last change, packed form."""
         for client, connector, seq, op, packed in rows:
-            self._set(client, Subscription(self._same(connector), seq, op, packed))
+            if packed.startswith(b"{"):
+                self._set(client, Subscription(self._same(connector), seq, op, packed))
+                continue
+            named = dict(msgspec.json.decode(packed, type=list[tuple[str, list[Fields]]]))
+            alternatives = {name: msgspec.json.encode(each) for name, each in named.items()}
+            count = sum(map(len, named.values()))
+            self._set(client, self._subscription(connector, seq, op, alternatives, count))
+
+    def _subscription(
+        self, connector: bytes, seq: int, op: int, named: dict[str, bytes], count: int
+    ) -> Subscription:
+        # The usual one takes least.
+        packed = named[""][1:-1] if count == 1 and "" in named else named
+        return Subscription(self._same(connector), seq, op, packed, count)
 
     def _set(self, client: bytes, new: Subscription | None) -> None:
         old = self._kept.pop(client, None)
+        names = _changed({} if old is None else old.by_name, {} if new is None else new.by_name)
+        # A plain one has no part of its own here: then there are all to note, or none.
+        some = names if not (old is None or old.is_plain or new is None or new.is_plain) else None
         if old is not None:
             if old.is_plain:
                 self._plain -= 1
             else:
-                for part in old.parts(client):
+                for part in old.parts(client, some):
                     del self._parts[part]
         if new is not None:
             self._kept[client] = new
             if new.is_plain:
                 self._plain += 1
             else:
-                self._parts.update((part, (client, each.name)) for part, each in new.parts(client).items())
+                parts = new.parts(client, some)
+                self._parts.update((part, (client, each.name)) for part, each in parts.items())
         if old is not None or new is not None:
-            change = SubscriptionChange(client, old, new)
+            change = SubscriptionChange(client, old, new, names)
             for observer in self.observers:
                 observer(change)
 
@@ -272,7 +316,7 @@ def tables(subscriptions: Iterable[tuple[bytes, Subscription]]) -> Iterator[pa.R
     size = 0
     for each in subscriptions:
         some.append(each)
-        size += len(each[1].packed)
+        size += sum(map(len, each[1].by_name.values()))
         if len(some) >= MAX_ROWS or size >= MAX_TABLE_BYTES:
             yield _table(some)
             some, size = [], 0
@@ -358,14 +402,15 @@ def _ordered(order: _Order) -> Named:
 
 
 def _parts(client: bytes, named: Named) -> dict[bytes, Part]:
-    parts = {
+    return {
         _part_id(client, name, place): Part(name, fields)
         for name, alternatives in named.items()
         for place, fields in enumerate(alternatives)
     }
-    if len(parts) > MAX_PARTS:
-        raise LimitError("sdk", "alternatives of all subscriptions", len(parts), MAX_PARTS)
-    return parts
+
+
+def _changed(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> tuple[str, ...]:
+    return tuple(name for name in {**old, **new} if old.get(name) != new.get(name))
 
 
 def part_ids(client: bytes, name: str, alternatives: int) -> list[bytes]:
@@ -386,12 +431,6 @@ def _pack(named: Named) -> bytes:
             return msgspec.json.encode(fields)
         case _:
             return msgspec.json.encode(list(named.items())) if named else b""
-
-
-def _unpack(packed: bytes) -> Named:
-    if packed.startswith(b"{"):
-        return {"": [msgspec.json.decode(packed, type=Fields)]}
-    return dict(msgspec.json.decode(packed, type=list[tuple[str, list[Fields]]]))
 
 
 _Row = tuple[bytes, bytes, int, int, bytes]
