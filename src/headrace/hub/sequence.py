@@ -335,7 +335,10 @@ class Hub:
         error: HeadraceError | None,
     ) -> None:
         """Go on after an append, or after it has failed."""
-        if error is None:
+        if self.failed is not None:
+            # A sync has failed while it was written: nobody would commit it, or somebody would.
+            self.refuse(submitted, self.failed, "storage")
+        elif error is None:
             self._appended_now(numbered, [submission.done for submission in submitted])
         elif isinstance(error, StorageError):
             self.refuse(submitted, error, "storage")

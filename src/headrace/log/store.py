@@ -218,7 +218,10 @@ class Log:
         operation gets the next.
         """
         with self._writing:
-            self._append(batches)
+            try:
+                self._append(batches)
+            except MemoryError:
+                raise StorageError(f"{self.directory}: there is not enough memory to append") from None
 
     def _append(self, batches: Sequence[Batch]) -> None:
         file = self._tail_file

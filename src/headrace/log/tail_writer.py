@@ -48,11 +48,13 @@ class TailWriter:
                     written = os.pwritev(file.fd, portion, offset)
                     offset += written
                     portion = _unwritten(portion, written)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._leftover = True
             with contextlib.suppress(OSError):
                 self.tidy(file)
-            raise translated(error, file.path) from error
+            if isinstance(error, OSError):
+                raise translated(error, file.path) from error
+            raise
 
     def tidy(self, file: TailFile) -> None:
         """Cut off what a failed write left, if anything."""

@@ -204,6 +204,20 @@ async def test_a_piece_that_is_sent_again_stays_when_the_first_cannot_be_written
         assert (answer["first"], answer["last"]) == (1, 2)
 
 
+async def test_a_commit_that_has_no_memory_is_refused_and_can_be_repeated(
+    server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_: StagedPiece) -> Batch:
+        raise MemoryError
+
+    await peer.ask(rows(b"a"), op="stage", id=1, query="q", batch=0, stage="all")
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedPiece, "load", none)
+        refused = await peer.ask(op="commit", id=2, query="q", batch=0, stages=["all"])
+    assert (refused["error"], refused["reason"]) == ("storage", "the hub has failed: MemoryError ")
+    assert (await peer.ask(op="commit", id=3, query="q", batch=0, stages=["all"]))["last"] == 1
+
+
 @pytest.mark.slow
 async def test_a_batch_of_more_than_half_a_gigabyte_is_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -140,7 +140,7 @@ class StagedCommits:
         size, most = sum(each.run.size for each in rows), self._hub.append_bytes
         if most is not None and size > most:
             # In a cluster they go from node to node in one parcel; a retry would not help.
-            reply(LimitError("link", "payload of a commit", size, most))
+            reply(LimitError("link", "payload of a commit in a cluster", size, most))
             self.give_up(query)
             return
         if self._hub.sequencer is not None:

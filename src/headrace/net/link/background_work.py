@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StorageError
 from headrace.net.link.connection import LinkConnection
+
+logger = logging.getLogger("headrace")
 
 T = TypeVar("T")
 
@@ -35,7 +38,10 @@ class BackgroundWork:
         failed: Callable[[], None] = lambda: None,
         share: Executor | None = None,
     ) -> None:
-        """Call ``function`` in a thread, then ``then`` with its result; an error of ours in either is the answer."""
+        """Call ``function`` in a thread, then ``then`` with its result; an error of ours in either is the answer.
+
+        Any other error of the thread, such as a lack of memory, is answered as one of storage, and reported.
+        """
 
         def done(future: asyncio.Future[T]) -> None:
             if future.cancelled():
@@ -45,6 +51,14 @@ class BackgroundWork:
             except HeadraceError as error:
                 failed()
                 connection.fail(request_id, error)
+                return
+            except Exception as error:
+                # Whoever asked must not wait for ever, nor whoever waits for them.
+                failed()
+                logger.error("a request has failed", exc_info=error)
+                connection.fail(
+                    request_id, StorageError(f"the hub has failed: {type(error).__name__} {error}")
+                )
                 return
             try:
                 then(result)

@@ -223,7 +223,10 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None],
             if refused.code == "conflict":
                 raise RefusedError("conflict", f"{refused.reason}. {_OTHER}") from refused
             if refused.code == "limit" and _TOO_LARGE.search(refused.reason):
-                smaller = "make batches smaller (maxOffsetsPerTrigger, maxBytesPerTrigger)"
+                smaller = (
+                    "make batches smaller (maxOffsetsPerTrigger, maxBytesPerTrigger). A stream repeats a batch as it "
+                    f"was planned: stop it and remove offsets/{one.batch} of its checkpoint, then start it with a limit"
+                )
                 raise RefusedError("limit", f"{refused.reason}; {smaller}") from refused
             raise
     hide_from_collector("commit")

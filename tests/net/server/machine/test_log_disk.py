@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.net.raw import until
 
 from headrace.errors import StorageError
 from headrace.hub.sequence import Hub
@@ -81,3 +83,56 @@ async def test_one_that_fails_late_is_refused(log: Log, monkeypatch: pytest.Monk
             await asyncio.sleep(0)
         assert [str(error) for error in told] == ["the disk is on fire"]
         assert disk.slow
+
+
+@pytest.mark.parametrize("commits", ["at once", "after a sync"])
+async def test_what_is_written_while_a_sync_fails_is_refused(log: Log, commits: str) -> None:
+    """Nobody would answer its publisher any more, or somebody would acknowledge it."""
+    hub = Hub(log, 7, max_uncommitted=1 << 20)
+    with ThreadPoolExecutor(1) as threads:
+        if commits == "after a sync":
+            hub.commit_by(GroupCommit(hub, threads))
+        let_append(hub, LogDisk(log, threads, LateWriter()))
+        told: list[Batch | StorageError] = []
+        hub.submit(Batch(Run.one(b"a"), origin="test"), told.append)
+        hub.turn(1)
+        assert hub.paused
+        failure = StorageError("the disk failed to sync")
+        log.failure = str(failure)
+        hub.fail(failure)
+        await until(lambda: not hub.paused)
+        assert told == [failure]
+        assert (log.head, hub.congested) == (0, False)
+        log.failure = None
+
+
+async def test_an_append_without_memory_is_refused_and_the_next_is_taken(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(log, 7, max_uncommitted=1 << 20)
+    with ThreadPoolExecutor(1) as threads:
+        let_append(hub, LogDisk(log, threads, LateWriter()))
+        told: list[Batch | StorageError] = []
+        write, calls = os.pwritev, 0
+
+        def half(fd: int, pieces: list[Any], offset: int) -> int:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise MemoryError
+            return write(fd, [bytes(pieces[0])[:40]], offset)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", half)
+            hub.submit(Batch(Run.one(b"x" * 100), origin="test"), told.append)
+            hub.turn(1)
+            await until(lambda: not hub.paused)
+        [refused] = told
+        assert isinstance(refused, StorageError)
+        assert "not enough memory" in str(refused)
+        hub.submit(Batch(Run.one(b"y"), origin="test"), told.append)
+        hub.turn(2)
+        await until(lambda: not hub.paused)
+        assert log.head == 1
+        [kept] = log.read(1, 1)
+        assert list(kept.run) == [b"y"]
