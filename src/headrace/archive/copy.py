@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.archive.folder import storage_errors
-from headrace.archive.parquet_file import enveloped
+from headrace.archive.parquet_file import enveloped, open_parquet
 from headrace.archive.table import ArchiveTable
 
 BATCH_ROWS: Final = 16_384
@@ -33,7 +33,7 @@ class ArchiveCopy:
         """Yield messages."""
         for file in self._table.files(first, last):
             with storage_errors(file.path), self._table.filesystem.open_input_file(file.path) as source:
-                parquet = pq.ParquetFile(source)
+                parquet = open_parquet(source)
                 groups = [
                     number
                     for number in range(parquet.num_row_groups)

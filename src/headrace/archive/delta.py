@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,7 +136,7 @@ class DeltaLedger:
 
     def vacuum(self, age: float) -> None:
         """Remove files that have not counted for ``age`` seconds."""
-        hours = max(int(age // 3600), 0)
+        hours = math.ceil(max(age, 0) / 3600)
         with _opening(self.folder.path):
             self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
             self._table.cleanup_metadata()

@@ -1,8 +1,8 @@
 """The files of an archive: written once, in the order of the sequence, and never changed.
 
-A file is plain Parquet in exactly the envelope's schema. Its messages follow one another without a hole, and its
-metadata names their log. Its name begins with its first sequence number and ends with a random word: no two writers
-ever write the same file, so nobody replaces what somebody reads.
+A file is plain Parquet in exactly the envelope's schema. Its messages follow one another without a hole, its metadata
+names their log, and every page has a checksum. Its name begins with its first sequence number and ends with a random
+word: no two writers ever write the same file, so nobody replaces what somebody reads.
 
 :func:`write_files` and :func:`merge_files` are what tasks do. A file counts when a ledger lists it.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import numpy as np
@@ -100,7 +100,7 @@ def merge_files(table: Folder, below: str, log: str, parts: Sequence[ArchiveFile
     writer = _Writer(table, below, log, parts[0].first)
     for part in parts:
         with table.open(part.path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(GROUP_ROWS):
+            for batch in open_parquet(file).iter_batches(GROUP_ROWS):
                 writer.write(enveloped(batch))
     merged = writer.close()
     if (merged.last, merged.rows) != (parts[-1].last, sum(part.rows for part in parts)):
@@ -109,6 +109,11 @@ def merge_files(table: Folder, below: str, log: str, parts: Sequence[ArchiveFile
             f"have {merged.rows} messages up to {merged.last}: not merged"
         )
     return merged
+
+
+def open_parquet(source: Any, metadata: pq.FileMetaData | None = None, **options: Any) -> pq.ParquetFile:
+    """Open a file whose pages are compared with their checksums: most flipped bits would else change a message."""
+    return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, **options)
 
 
 def read_facts(table: Folder, path: str) -> tuple[str | None, ArchiveFile]:
@@ -157,6 +162,7 @@ class _Writer:
             SCHEMA.with_metadata({LOG_KEY: log.encode()}),
             compression="zstd",
             use_dictionary=list(REPEATING),
+            write_page_checksum=True,
         )
 
     @property

@@ -4,26 +4,30 @@ The log's directory has a note of what its archive holds, written before anythin
 the archive cannot be reached knows which messages are there: whoever asks for them gets an error that says why they
 cannot be read now, and nobody is told that they are gone. ``docs/archive.md`` tells an operator what follows from that.
 
-An archive is trusted with a message once its copy of that message was read and compared (:meth:`ArchivedPast.vouched`).
+An archive is trusted with a message once its copy of that message was compared (:meth:`ArchivedPast.vouched`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 from pyarrow.fs import FileSystem
 
 from headrace.archive.parquet_file import ArchiveFile
 from headrace.archive.reader import ArchiveReader
-from headrace.archive.table import ArchiveTable, open_table
-from headrace.errors import ArchiveError, DamagedError, HeadraceError, NoArchiveError
+from headrace.archive.table import ArchiveTable, format_of, open_table
+from headrace.errors import ArchiveError, DamagedError, HeadraceError, NoArchiveError, StorageError
 from headrace.log.files import sync_directory, translating, write_whole
+from headrace.log.frame import times
 from headrace.log.sealed import SealedSegment
 from headrace.log.store import Log
 from headrace.log.topics.found import Found
@@ -31,6 +35,8 @@ from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import Batch
 
 T = TypeVar("T")
+
+logger = logging.getLogger("headrace")
 
 NOTE: Final = "archive"
 """The file in a log's directory that says what its archive holds."""
@@ -134,8 +140,7 @@ class ArchivedPast:
         """Look for the newest version of the archive; return whether it is there and of this log. For a thread."""
         with self._looking:
             try:
-                table = open_table(self.place) if self._table is None else self._table.refreshed()
-                self._take(table)
+                self._take(self._newest())
                 self.problem = None
             except NoArchiveError:
                 self._lose("there is none" if self._noted is None else "there is none any more")
@@ -148,20 +153,26 @@ class ArchivedPast:
     def vouched(self) -> int:
         """Return the last message up to which segments of the log may go: the archive has the same. For a thread.
 
-        Of some segments the last messages are compared. If one differs, the archive is of another history, which had
-        the same beginning.
+        Of some segments the times of all messages are compared, and the last message as a whole. A hub that lost its
+        newest messages with the power goes on with others under the same numbers: if the archive has the lost ones, it
+        may agree with the log before them and after them. Then, or if it cannot be read, that is its problem.
         """
         log = self._log
         if self._table is None or not log.segments:
             return 0
         here = [each for each in log.segments[:-1] if isinstance(each, SealedSegment)]
-        for segment in [each for each in here if each.last > self._compared][:_COMPARED]:
-            if segment.last > self.last or segment.first < self.first:
-                break
-            if segment.last >= segment.first and not self._has_the_same(segment.last):
-                self.problem = f"its message {segment.last} differs from the log's: it is of another history"
-                raise ArchiveError(self.place, segment.first, segment.last, self.problem)
-            self._compared = segment.last
+        try:
+            for segment in [each for each in here if each.last > self._compared][:_COMPARED]:
+                if segment.last > self.last or segment.first < self.first:
+                    break
+                if segment.last >= segment.first:
+                    self._compare(segment.first, segment.last)
+                self._compared = segment.last
+        except ArchiveError as error:
+            self.problem = error.reason
+        except StorageError as error:
+            # The log's own copy is damaged or gone: it stays.
+            logger.warning("not compared with the archive: %s", error)
         return self._compared
 
     def read(self, first: int, last: int, max_bytes: int) -> list[Batch]:
@@ -211,10 +222,32 @@ class ArchivedPast:
         with self._counting:
             self._served.value += sum(map(len, batches))
 
-    def _has_the_same(self, seq: int) -> bool:
-        theirs = self._reading(seq, seq, lambda reader: reader.read(seq, seq, 1))
+    def _compare(self, first: int, last: int) -> None:
+        """Raise if messages of the log differ from the archive's."""
+        at = first
+        while at <= last:
+            theirs = self._reading(at, last, partial(ArchiveReader.times, first=at, last=last))
+            end = at + len(theirs) - 1
+            ours = np.concatenate([times(batch.to_arrow()) for batch in self._log.scan(at, end)])
+            if len(differing := np.flatnonzero(ours != theirs)):
+                raise self._differs(at + int(differing[0]))
+            at = end + 1
+        whole = self._reading(last, last, lambda reader: reader.read(last, last, 1))
         # By what is shown of them: one that is no number equals itself there.
-        return [repr(each) for each in theirs[0]] == [repr(each) for each in self._log.read(seq, seq)[0]]
+        if [repr(each) for each in whole[0]] != [repr(each) for each in self._log.read(last, last)[0]]:
+            raise self._differs(last)
+
+    def _differs(self, seq: int) -> ArchiveError:
+        reason = f"its message {seq} differs from the log's: it is of another history"
+        return ArchiveError(self.place, seq, seq, reason)
+
+    def _newest(self) -> ArchiveTable:
+        if self._table is not None and format_of(self._table.folder) is not None:
+            # Another archive may have taken its place, which is no newer version of this one.
+            with suppress(StorageError):
+                return self._table.refreshed()
+        self._compared = 0
+        return open_table(self.place)
 
     def _reading(self, first: int, last: int, read: Callable[[ArchiveReader], T]) -> T:
         reader, table = self._reader, self._table

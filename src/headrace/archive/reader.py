@@ -19,10 +19,11 @@ from itertools import accumulate
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.archive.parquet_file import ArchiveFile, enveloped
+from headrace.archive.parquet_file import ArchiveFile, enveloped, open_parquet
 from headrace.archive.table import ArchiveTable
 from headrace.errors import ArchiveError
 from headrace.log.sized_cache import SizedCache
@@ -160,6 +161,20 @@ class ArchiveReader:
                 return piece.first + int(np.searchsorted(times, time))
         return first
 
+    def times(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Read the times (µs) of messages from ``first`` on, up to ``last`` or the end of a row group; only these."""
+        file = self._file(first)
+        footer = self._footer(file)
+        group = footer.group_of(first)
+        try:
+            rows = self._open(file, footer, whole=False).read_row_group(group, ["time"], use_threads=False)
+            column: npt.NDArray[np.int64] = (
+                rows["time"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+            )
+        except (OSError, pa.ArrowException) as error:
+            raise ArchiveError(self._place, file.first, file.last, f"{file.path}: {error}") from error
+        return column[first - footer.edges[group] : last + 1 - footer.edges[group]]
+
     def reach(self, first: int, size: int) -> tuple[int, int]:
         """Return how far about ``size`` stored bytes reach from ``first`` on, and how many that takes."""
         used = 0
@@ -178,12 +193,15 @@ class ArchiveReader:
         files = self.table.files(self.table.first, self.table.first)
         return files[0].first_time if files else None
 
-    def _piece(self, seq: int) -> _Piece:
-        """Return the piece with a message, decoded and checked."""
+    def _file(self, seq: int) -> ArchiveFile:
         files = self.table.files(seq, seq)
         if not files:
             raise self._hole(seq, seq)
-        file = files[0]
+        return files[0]
+
+    def _piece(self, seq: int) -> _Piece:
+        """Return the piece with a message, decoded and checked."""
+        file = self._file(seq)
         footer = self._footer(file)
         group = footer.group_of(seq)
         rows = footer.metadata.row_group(group).num_rows
@@ -241,7 +259,7 @@ class ArchiveReader:
 
     def _open(self, file: ArchiveFile, footer: _Footer, *, whole: bool) -> pq.ParquetFile:
         source = self.table.filesystem.open_input_file(file.path)
-        return pq.ParquetFile(source, metadata=footer.metadata, buffer_size=_BUFFER, pre_buffer=whole)
+        return open_parquet(source, footer.metadata, buffer_size=_BUFFER, pre_buffer=whole)
 
     def _hole(self, first: int, last: int) -> ArchiveError:
         table = self.table

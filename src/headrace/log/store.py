@@ -708,7 +708,8 @@ class Log:
         past = self.past
         if past is None or not past.first <= first <= past.last:
             raise TrimmedError(first, last, segments[0].first)
-        return past, last
+        # What both have is the log's to give.
+        return past, min(last, segments[0].first - 1)
 
     @property
     def _whole_past(self) -> Past | None:

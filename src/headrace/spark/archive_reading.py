@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.archive import ArchiveFile, ArchiveTable, open_table
 from headrace.archive.folder import NO_OPTIONS, Folder, is_s3, storage_errors
-from headrace.archive.parquet_file import enveloped
+from headrace.archive.parquet_file import enveloped, open_parquet
 from headrace.message import MAX_SEQUENCE
 
 if TYPE_CHECKING:
@@ -100,9 +100,7 @@ def _read(folder: Folder, listed: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
 
 def read_files(folder: Folder, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Read files one after the other; for a task of ``mapInArrow``."""
-    import pyarrow.parquet as pq
-
     for name in names:
         with storage_errors(f"{folder.path}/{name}"), folder.open(name) as file:
-            for rows in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, use_threads=False):
+            for rows in open_parquet(file).iter_batches(_BATCH_ROWS, use_threads=False):
                 yield enveloped(rows)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.archive.folder import Folder, storage_errors
-from headrace.archive.parquet_file import LOG_KEY
+from headrace.archive.parquet_file import LOG_KEY, open_parquet
 from headrace.errors import StorageError
 from headrace.message import SCHEMA
 from headrace.spark.options import SourceOptions
@@ -39,7 +39,7 @@ def archived_rows(
     cursor = first
     for path in paths:
         with storage_errors(f"{folder.path}/{path}"), folder.open(path) as file:
-            parquet = pq.ParquetFile(file, pre_buffer=True)
+            parquet = open_parquet(file, pre_buffer=True)
             found = (parquet.metadata.metadata or {}).get(LOG_KEY)
             if found is not None and found.decode() != log:
                 raise StorageError(f"{folder.path}/{path} has messages of log {found.decode()}, not of {log}")

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from tests.archive.logs import archive, write_log
 from tests.net.conftest import Dial, Start
 from tests.net.raw import SECONDS, backbone_of, push, running_hub, until
 
+from headrace.archive.past import ArchivedPast
 from headrace.config import load
 from headrace.errors import DamagedError, FullError, StorageError
 from headrace.hub.consumers import unused
@@ -21,6 +23,7 @@ from headrace.hub.consumers.cursors import Consumers, Terms, create
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import entry
+from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 from headrace.log.sealed import SealedSegment
 from headrace.log.store import remove_files
@@ -806,3 +809,25 @@ async def test_an_index_of_topics_that_is_missing_is_written(tmp_path: Path) -> 
     async with running_hub(tmp_path):
         await until(path.exists)
     assert path.read_bytes() == good
+
+
+async def test_nothing_is_removed_while_the_archive_is_gone(tmp_path: Path, disk: ThreadPoolExecutor) -> None:
+    log = write_log(tmp_path / "log", 3_000)
+    place = tmp_path / "archive"
+    archive(log, place, 3_000)
+    hub = Hub(log, 7, max_uncommitted=1 << 20, state=StateParts().state())
+    past = ArchivedPast(log, str(place))
+    upkeep = LogMaintenance(hub, load(environ={}, sets=["log.retain_bytes=1"]), disk, past=past)
+    await upkeep._look(past)
+    # What was compared then is the only copy now.
+    away = place.rename(tmp_path / "away")
+    await upkeep._look(past)
+    await upkeep._trim()
+    assert log.first_here == 1
+    assert "there is none any more" in upkeep.problems["archive"]
+    away.rename(place)
+    await upkeep._look(past)
+    await upkeep._trim()
+    assert log.first_here == 3_001
+    assert "archive" not in upkeep.problems
+    log.close()

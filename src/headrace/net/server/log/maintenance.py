@@ -263,11 +263,11 @@ class LogMaintenance:
 
     async def _look(self, past: ArchivedPast) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            if await loop.run_in_executor(self._past_threads, past.look):
-                self._archived = await loop.run_in_executor(self._past_threads, past.vouched)
-        except StorageError as error:
-            logger.error("nothing more is removed from the log: %s", error)
+        archived = 0
+        if await loop.run_in_executor(self._past_threads, past.look):
+            archived = await loop.run_in_executor(self._past_threads, past.vouched)
+        # While it has a problem it may have lost anything: what the log still has may be the only copy.
+        self._archived = 0 if past.problem is not None else archived
         if past.problem is not None:
             self._failed(
                 "archive",

@@ -41,7 +41,8 @@ PARAMETERS: Final = {
     "fail_on_data_loss": COMMON["fail_on_data_loss"]._replace(default="true"),
     "hold": Parameter("the hold by which retention waits for the archive", "archive"),
     "table_format": Parameter("what the archive is: delta, iceberg or parquet", "delta", one_of(*FORMATS)),
-    "keep_hours": Parameter("hours for which files that were merged stay for readers", "168", at_least(0)),
+    # Not less than an hour: a file that no version lists may be what another writer is about to commit.
+    "keep_hours": Parameter("hours for which files that were merged stay for readers", "168", at_least(1)),
     **TABLE_PARAMETERS,
 }
 
