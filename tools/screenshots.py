@@ -1,14 +1,17 @@
 """Take the docs' pictures of the dashboard and of the demo's terminal: ``python tools/screenshots.py [SECONDS]``.
 
 It runs the demo with Spark, for 160 seconds unless told otherwise, and after two thirds of it has a browser
-(Chromium) open each page of the dashboard, light and dark. What is seen is therefore what a user would see: real
-traffic, real results. The page Cluster is that of the example's three nodes. The pictures are written to ``docs/img``;
-look at them before you commit them.
+(Chromium) open each page of the dashboard, light and dark, in a window and as on a telephone. What is seen is therefore
+what a user would see: real traffic, real results. The page Cluster is that of the example's three nodes, and one sheet
+shows the pages of a hub to which nothing has happened yet. The pictures are written to ``docs/img``; look at them
+before you commit them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import io
 import json
 import re
@@ -19,7 +22,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +41,7 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 SIZE: Any = {"width": 1180, "height": 800}
 HEIGHTS = {"pipeline": 1260, "subscriptions": 820, "cluster": 480}
 """Pages that have more, or less, to show."""
+PHONE: Any = {"width": 390, "height": 844}
 TERMINAL = 120, 34
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
@@ -57,25 +61,79 @@ def consume(url: str) -> None:
                 break
 
 
-def photograph(address: str, pages: Sequence[str]) -> None:
-    """A picture of each page, light and dark."""
+def photograph(address: str, pages: Sequence[str], *, phone: bool = False) -> None:
+    """A picture of each page, light and dark; with ``phone`` also one of all pages on a telephone."""
+    with _browser() as browser:
+        for scheme in SCHEMES:
+            for name, picture in _pictures(browser, address, pages, scheme).items():
+                (IMG / f"{name}-{scheme}.png").write_bytes(picture)
+            if phone:
+                shots = _pictures(browser, address, pages, scheme, PHONE)
+                _sheet(browser, shots, scheme, IMG / f"phone-{scheme}.png")
+
+
+def photograph_empty() -> None:
+    """A picture of all pages of a hub to which nothing has happened yet, light and dark."""
+    from headrace.testing import Hub
+
+    with Hub() as hub, _browser() as browser:
+        for scheme in SCHEMES:
+            shots = _pictures(browser, f"http://{hub.doors['http']}/", PAGES, scheme, arrange=False)
+            _sheet(browser, shots, scheme, IMG / f"empty-{scheme}.png", columns=4)
+
+
+@contextlib.contextmanager
+def _browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for scheme in SCHEMES:
-            page = browser.new_context(viewport=SIZE, color_scheme=scheme).new_page()
-            for name in pages:
-                page.set_viewport_size({**SIZE, "height": HEIGHTS.get(name, SIZE["height"])})
-                page.goto(f"{address}#/{name}")
-                page.reload()
-                page.wait_for_timeout(1500)
-                _arrange(page, name)
-                page.wait_for_timeout(1500)
-                page.screenshot(path=IMG / f"{name}-{scheme}.png")
+        yield browser
         browser.close()
+
+
+def _pictures(
+    browser: Any,
+    address: str,
+    pages: Sequence[str],
+    scheme: Literal["light", "dark"],
+    size: Any = None,
+    *,
+    arrange: bool = True,
+) -> dict[str, bytes]:
+    """The pages as they are seen in a window of this size, else in one that suits the page."""
+    page = browser.new_context(viewport=size or SIZE, color_scheme=scheme).new_page()
+    pictures = {}
+    for name in pages:
+        page.set_viewport_size(size or {**SIZE, "height": HEIGHTS.get(name, SIZE["height"])})
+        page.goto(f"{address}#/{name}")
+        page.reload()
+        page.wait_for_timeout(1500)
+        if arrange:
+            _arrange(page, name)
+            page.wait_for_timeout(1500)
+        pictures[name] = page.screenshot()
+    return pictures
+
+
+def _sheet(
+    browser: Any, shots: dict[str, bytes], scheme: Literal["light", "dark"], path: Path, columns: int = 5
+) -> None:
+    """Several pictures side by side, in one small file."""
+    figures = "".join(
+        f"<figure><img src='data:image/png;base64,{base64.b64encode(shot).decode()}'></figure>"
+        for shot in shots.values()
+    )
+    ground = "#ffffff" if scheme == "light" else "#111111"
+    style = (
+        f"body{{margin:8px;background:{ground};display:grid;gap:8px;grid-template-columns:repeat({columns},1fr)}}"
+        "figure{margin:0} img{width:100%;border:1px solid #8888;display:block}"
+    )
+    page = browser.new_context(viewport={"width": SIZE["width"], "height": 100}).new_page()
+    page.set_content(f"<style>{style}</style>{figures}")
+    page.screenshot(path=path, full_page=True)
 
 
 def photograph_cluster() -> None:
@@ -122,6 +180,9 @@ def _arrange(page: Any, name: str) -> None:
         page.get_by_role("button", name="vehicle/tram-1", exact=True).click()
     elif name == "consumers":
         page.get_by_role("button", name="workshop", exact=True).click()
+    elif name == "sql":
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.locator("tbody tr").first.wait_for()
     elif name == "subscriptions":
         page.get_by_label("Attributes").fill("x=500 y=300")
         page.get_by_role("button", name="Who would get this?").click()
@@ -136,7 +197,7 @@ def main(seconds: float) -> None:
         play = Play(stage.doors, vehicles=24, seconds=seconds, spark=stage.spark_end)
         # It takes messages of the demo, which come once this runs.
         threading.Thread(target=consume, args=(f"tube://{stage.doors['tube_tcp']}",), daemon=True).start()
-        camera = threading.Thread(target=photograph, args=(play.dashboard, PAGES))
+        camera = threading.Thread(target=photograph, args=(play.dashboard, PAGES), kwargs={"phone": True})
         shown = ""
 
         def look() -> None:
@@ -154,6 +215,7 @@ def main(seconds: float) -> None:
     # Pages load nothing from elsewhere; any font of equal widths will do.
     (IMG / "demo.svg").write_text(_WEB_FONT.sub("", shown).replace("Fira Code", "ui-monospace"))
     photograph_cluster()
+    photograph_empty()
     print("\n".join(finding.says for finding in audit.findings))
 
 

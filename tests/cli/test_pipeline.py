@@ -322,7 +322,7 @@ def test_a_replay_tells_how_far_it_is_and_ends_when_it_is_told(own_hub: HubProce
         assert (replaying.returncode, events[-1]["event"]) == (0, "stopped")
         progress = [each for each in events if each["event"] == "progress"]
         assert [each["state"] for each in progress if each.get("through")][:1] == ["running"]
-        assert 0 < progress[-1]["tasks_done"] < progress[-1]["tasks"]
+        assert progress[-1]["tasks_done"] < progress[-1]["tasks"]
         assert not [each for each in events if each["event"] == "done"]
         done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=True)
         result = next(each for each in map(json.loads, done.stdout.splitlines()) if each["event"] == "done")

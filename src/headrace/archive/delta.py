@@ -79,6 +79,8 @@ class DeltaLedger:
             raise UsageError(f"{folder.path} has a Delta table that is no archive: choose another path")
         self.log = described.removeprefix(_APP)
         check_log(folder.path, self.log, log)
+        with _opening(folder.path):
+            self._through = self._last()
 
     @property
     def version(self) -> int:
@@ -88,12 +90,13 @@ class DeltaLedger:
     @property
     def through(self) -> int:
         """The last archived sequence number."""
-        return self._table.transaction_version(self._app) or 0
+        return self._through
 
     def refresh(self) -> None:
         """Read the newest version."""
         with _opening(self.folder.path):
             self._table.update_incremental()
+            self._through = self._last()
 
     def files(self) -> list[ArchiveFile]:
         """The files of this version."""
@@ -146,6 +149,10 @@ class DeltaLedger:
     def _app(self) -> str:
         return _APP + self.log
 
+    def _last(self) -> int:
+        """Look up the last archived sequence number; it is in the table's log, so this reads files."""
+        return self._table.transaction_version(self._app) or 0
+
     def _commit(
         self, actions: Sequence[AddAction | RemoveAction], through: int, facts: Mapping[str, str]
     ) -> None:
@@ -162,6 +169,7 @@ class DeltaLedger:
                 ),
             )
             self._table.update_incremental()
+            self._through = self._last()
         self.folder.sub(TRANSACTIONS).sync(f"{self.version:020d}.json")
 
 

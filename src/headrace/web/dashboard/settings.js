@@ -32,7 +32,9 @@ export default {
       if (!status) return;
       const held = Object.entries(status.holds);
       show(holds, h("h2", {}, "Holds and retention"),
-        h("p", {}, `Messages ${count(status.first)} to ${count(status.head)} are kept, ${bytes(status.disk.bytes)}.`),
+        h("p", {}, status.first > status.head
+            ? "There are no messages yet."
+            : `Messages ${count(status.first)} to ${count(status.head)} are kept, ${bytes(status.disk.bytes)}.`),
         held.length ? table("What keeps the log from being trimmed, up to log.retain_bytes", [
           ["Held by", ([name]) => name],
           ["From", ([, seq]) => count(seq), { n: true }],
