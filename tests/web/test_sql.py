@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from tests.net.raw import running_hub
 from tests.web.test_access import CLIENT, KEY
 
 import headrace
 from headrace import web
+from headrace.client.sql import worker
 from headrace.net.server.process import Server
 from headrace.web import sql
 
@@ -75,6 +80,52 @@ async def test_a_query_gets_little(
     assert "more than 2 s" in endless["error"]
     monkeypatch.setattr(sql, "AT_A_TIME", 0)
     await ask(http, "select 1", 429)
+
+
+async def test_what_python_does_not_have_is_said(http: aiohttp.ClientSession) -> None:
+    far = await ask(
+        http, "select date 'infinity', timestamp '290000-01-01', [date 'infinity'], interval 3 month"
+    )
+    assert all("out of range" in shown for shown in far["rows"][0][:3])
+    # Deeper than Python reads it, and than Arrow shows it.
+    assert (await ask(http, f"select count(*) from messages where {'not ' * 900} topic = 'a'"))["rows"] == [
+        [0]
+    ]
+    deep = await ask(http, f"select {'[' * 100}1{']' * 100}", 422)
+    assert "cannot be given" in deep["error"]
+
+
+async def test_the_hub_takes_no_more_of_an_answer_than_it_gives(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = 0
+    feed = asyncio.StreamReader.feed_data
+
+    def count(reader: asyncio.StreamReader, data: bytes) -> None:
+        nonlocal taken
+        taken += len(data)
+        feed(reader, data)
+
+    monkeypatch.setattr(asyncio.StreamReader, "feed_data", count)
+    monkeypatch.setattr(sql, "MAX_ANSWER", 100_000)
+    large = await ask(http, "select repeat(chr(1), 999) as a, a as b, a as c from range(1000)", 422)
+    assert "too large" in large["error"]
+    assert 100_000 < taken < 1_000_000
+
+
+async def test_a_query_ends_though_its_hub_was_killed(server: Server) -> None:
+    log = server.hub.log
+    query = "select count(*) from range(10000000000000) a, range(1000) b where a.range % 7 = b.range"
+    question = msgspec.json.encode(worker.Question(query, str(log.directory.absolute()), log.head))
+    brief = "from headrace.client.sql import worker; worker._LIFE = 1; worker.main()"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", brief, stdin=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(120):
+            await process.communicate(question)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == -signal.SIGALRM
 
 
 async def test_only_who_may_read_everything_asks(tmp_path: Path) -> None:

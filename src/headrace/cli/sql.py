@@ -104,13 +104,16 @@ def _committed(settings: Any, client_id: str | None) -> int | None:
 
 
 def _write(found: pa.Table, form: ResultFormat) -> None:
+    from headrace.client.sql.query import plain
+
     match form:
         case ResultFormat.TABLE:
             table = plain_table(
                 *(f">{field.name}" if _is_number(field) else field.name for field in found.schema)
             )
-            for row in found.slice(0, _SHOWN).to_pylist():
-                table.add_row(*(_text(value) for value in row.values()))
+            # Not by name: two columns may have the same.
+            for place in range(min(found.num_rows, _SHOWN)):
+                table.add_row(*(_text(plain(column[place])) for column in found.columns))
             console().print(table)
             if found.num_rows > _SHOWN:
                 typer.echo(f"headrace: {found.num_rows - _SHOWN:,} more rows: use --format csv", err=True)
@@ -121,10 +124,9 @@ def _write(found: pa.Table, form: ResultFormat) -> None:
         case ResultFormat.JSON:
             import msgspec
 
-            for row in found.to_pylist():
-                texts = {
-                    name: _text(value) if isinstance(value, bytes) else value for name, value in row.items()
-                }
+            for place in range(found.num_rows):
+                row = zip(found.column_names, (plain(column[place]) for column in found.columns), strict=True)
+                texts = {name: _text(value) if isinstance(value, bytes) else value for name, value in row}
                 sys.stdout.buffer.write(msgspec.json.encode(texts, enc_hook=str) + b"\n")
         case ResultFormat.PARQUET:
             import pyarrow.parquet
@@ -162,9 +164,11 @@ def _flat(found: pa.Table) -> pa.Table:
     """Make texts of columns that CSV cannot have."""
     import pyarrow as pa
 
+    from headrace.client.sql.query import plain
+
     columns = []
     for column in found.columns:
         if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-            column = pa.chunked_array([pa.array([_text(value) for value in column.to_pylist()], pa.string())])
+            column = pa.chunked_array([pa.array([_text(plain(value)) for value in column], pa.string())])
         columns.append(column)
     return pa.table(columns, names=found.column_names)

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import msgspec
 from aiohttp import web
@@ -89,9 +89,19 @@ async def _answered(question: bytes) -> bytes:
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
+    stdin, stdout = cast("asyncio.StreamWriter", process.stdin), cast("asyncio.StreamReader", process.stdout)
     try:
         async with asyncio.timeout(SECONDS):
-            answer, _ = await process.communicate(question)
+            stdin.write(question)
+            stdin.close()
+            try:
+                # No more is taken into the hub's memory than it passes on.
+                await stdout.readexactly(MAX_ANSWER + 1)
+            except asyncio.IncompleteReadError as whole:
+                answer = whole.partial
+                await process.wait()
+            else:
+                raise refusal(web.HTTPUnprocessableEntity, "the query was ended: its answer is too large")
     except TimeoutError:
         raise refusal(
             web.HTTPUnprocessableEntity, f"the query was ended: it took more than {SECONDS:g} s"
@@ -100,8 +110,9 @@ async def _answered(question: bytes) -> bytes:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
+            # What is in the pipe keeps it open.
+            await stdout.read()
             await process.wait()
-    if process.returncode or len(answer) > MAX_ANSWER:
-        what = "its answer is too large" if answer else "it takes too much memory"
-        raise refusal(web.HTTPUnprocessableEntity, f"the query was ended: {what}")
+    if process.returncode:
+        raise refusal(web.HTTPUnprocessableEntity, "the query was ended: it takes too much memory")
     return answer

@@ -141,7 +141,17 @@ def run(
             if isinstance(messages, LogTable) and messages.failed is not None:
                 raise messages.failed from None
             raise UsageError(f"SQL: {error}") from None
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"SQL: the answer cannot be given: {error}") from None
     return found.replace_schema_metadata({"headrace.log": log, "headrace.head": str(head)})
+
+
+def plain(value: pa.Scalar) -> Any:
+    """Return a value of an answer as Python has it, or a text that tells why not: DuckDB has more dates."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return f"({value.type} out of range: cast it to varchar)"
 
 
 def load_duckdb() -> Any:

@@ -46,8 +46,8 @@ def counts_instead(connection: Any, query: str) -> str | None:
             return None
         again = msgspec.json.encode(tree).decode()
         [(rewritten,)] = connection.execute("select json_deserialize_sql(?)", [again]).fetchall()
-    except (KeyError, ValueError, TypeError):
-        # It is several statements, or another version's tree.
+    except (KeyError, ValueError, TypeError, RecursionError):
+        # It is several statements, another version's tree, or a deep one.
         return None
     return str(rewritten)
 

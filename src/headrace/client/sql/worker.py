@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,8 @@ MEMORY: Final = 256 << 20
 BESIDE: Final = 256 << 20
 """Bytes that Python and Arrow take for it besides."""
 _NICE: Final = 10
+_LIFE: Final = 60
+"""Seconds after which the process ends by itself: a hub that was killed ends no query."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def _answer(question: Question) -> dict[str, Any]:
-    from headrace.client.sql.query import load_duckdb, query_files
+    from headrace.client.sql.query import load_duckdb, plain, query_files
 
     load_duckdb()
     _be_modest()
@@ -69,7 +72,7 @@ def _answer(question: Question) -> dict[str, Any]:
         "columns": [{"name": field.name, "type": str(field.type)} for field in found.schema],
         # Not by name: two columns may have the same.
         "rows": [
-            [_shown(column[place].as_py()) for column in found.columns]
+            [_shown(plain(column[place])) for column in found.columns]
             for place in range(min(found.num_rows, ROWS))
         ],
         "more": found.num_rows > ROWS,
@@ -93,6 +96,8 @@ def _shown(value: object) -> object:
 
 
 def _be_modest() -> None:
+    with contextlib.suppress(AttributeError):
+        signal.alarm(_LIFE)
     with contextlib.suppress(AttributeError, OSError):
         os.nice(_NICE)
     with contextlib.suppress(ImportError, AttributeError, ValueError, OSError):
