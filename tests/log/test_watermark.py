@@ -29,13 +29,45 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert watermark.read(tmp_path) == (uuid, op)
     path = tmp_path / watermark.NAME
     whole = path.read_bytes()
+    # What is damaged never counts: there is the note before, or the last one is whole.
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
-        assert watermark.read(tmp_path) is None
-    path.write_bytes(whole[:-1])
+        assert watermark.read(tmp_path) in ((uuid, 7), (uuid, 1 << 47))
+    path.write_bytes(bytes(len(whole)))
     assert watermark.read(tmp_path) is None
     watermark.forget(tmp_path)
     assert not path.exists()
+
+
+def test_a_write_that_is_cut_short_leaves_the_note_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever part of it power leaves; and the next one is written, by this process or another."""
+    pwrite, uuid = os.pwrite, uuid4()
+
+    def fails_after(room: int) -> None:
+        def some(fd: int, data: bytes, offset: int) -> int:
+            nonlocal room
+            if not room:
+                raise OSError(28, "no space")
+            written = pwrite(fd, data[:room], offset)
+            room -= written
+            return written
+
+        monkeypatch.setattr(os, "pwrite", some)
+
+    mark = watermark.Watermark(tmp_path)
+    mark.write(uuid, 1)
+    for op in range(2, 40):
+        fails_after(op)
+        with pytest.raises(OSError, match="no space"):
+            mark.write(uuid, 1000)
+        assert watermark.read(tmp_path) == (uuid, op - 1)
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:5], offset))
+        if op % 3 == 0:
+            mark = watermark.Watermark(tmp_path)
+        mark.write(uuid, op)
+        assert watermark.read(tmp_path) == (uuid, op)
 
 
 def test_a_log_opens_without_one_that_cannot_be_written(

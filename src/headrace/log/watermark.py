@@ -5,8 +5,9 @@ damage: bad bytes before good frames. The file ``synced`` tells the two apart. B
 promised to somebody, and opening the log fails. Beyond it nothing was promised: everything from the first bad byte on
 is a torn end, which is cut off and counted.
 
-The file is written after each sync and not synced itself: it may lag behind, never run ahead. Under ``fsync=never``
-there is none, and without one everything in the log counts as promised.
+The file is written after each sync and not synced itself: it may lag behind, never run ahead. It has two places, which
+are written in turn: a write of which only a part is done leaves the note before it. Under ``fsync=never`` there is no
+watermark, and without one everything in the log counts as promised.
 
 A node of a cluster has a second one, ``committed``: the last operation that it knows to be committed. It is written
 some times a second, for a node that is started again to notice if the cluster has gone on without any of them.
@@ -19,7 +20,7 @@ import logging
 import os
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from headrace.log.checksum import crc32c
@@ -31,22 +32,36 @@ COMMITTED: Final = "committed"
 
 logger = logging.getLogger("headrace")
 
-_FORM: Final = struct.Struct("<8s16sQI")
-_MAGIC: Final = b"HRSYNC\x01\n"
+_FORM: Final = struct.Struct("<8s16sQQI")
+"""Magic, the log, the operation, the note's own number, and the checksum of all that."""
+_MAGIC: Final = b"HRSYNC\x02\n"
 
 
 class Watermark:
     """A watermark of a log that is open for writing."""
 
     def __init__(self, directory: Path, name: str = NAME) -> None:
+        newest = _newest(directory, name)
         self._descriptor = Descriptor(directory / name, os.O_RDWR | os.O_CREAT)
+        self._next = 1 if newest is None else newest.number + 1
 
     def write(self, uuid: UUID, op: int, *, sync: bool = False) -> None:
         """Note that every operation up to ``op`` is on the disk, or committed."""
-        body = _FORM.pack(_MAGIC, uuid.bytes, op, 0)[:-4]
-        os.pwrite(self._descriptor.fd, body + crc32c(body).to_bytes(4, "little"), 0)
+        body = _FORM.pack(_MAGIC, uuid.bytes, op, self._next, 0)[:-4]
+        rest = body + crc32c(body).to_bytes(4, "little")
+        offset = self._next % 2 * len(rest)
+        while rest:
+            written = os.pwrite(self._descriptor.fd, rest, offset)
+            rest, offset = rest[written:], offset + written
+        self._next += 1
         if sync:
             sync_data(self._descriptor.fd)
+
+
+class _Note(NamedTuple):
+    number: int
+    uuid: UUID
+    op: int
 
 
 def begin(directory: Path) -> Watermark | None:
@@ -63,17 +78,26 @@ def begin(directory: Path) -> Watermark | None:
 
 def read(directory: Path, name: str = NAME) -> tuple[UUID, int] | None:
     """The log and the operation that a watermark names; ``None`` if there is no good one."""
-    try:
-        data = (directory / name).read_bytes()
-    except OSError:
-        return None
-    if len(data) != _FORM.size or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
-        return None
-    magic, uuid, op, _ = _FORM.unpack(data)
-    return (UUID(bytes=uuid), op) if magic == _MAGIC else None
+    newest = _newest(directory, name)
+    return None if newest is None else (newest.uuid, newest.op)
 
 
 def forget(directory: Path) -> None:
     """Remove the watermark: nothing is known of what is on the disk."""
     with contextlib.suppress(OSError):
         (directory / NAME).unlink(missing_ok=True)
+
+
+def _newest(directory: Path, name: str) -> _Note | None:
+    """Return the newest of the notes that are whole."""
+    try:
+        data = (directory / name).read_bytes()
+    except OSError:
+        return None
+    notes = []
+    for place in (data[: _FORM.size], data[_FORM.size :]):
+        if len(place) == _FORM.size and crc32c(place[:-4]) == int.from_bytes(place[-4:], "little"):
+            magic, uuid, op, number, _ = _FORM.unpack(place)
+            if magic == _MAGIC:
+                notes.append(_Note(number, UUID(bytes=uuid), op))
+    return max(notes, default=None)
