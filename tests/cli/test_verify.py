@@ -161,7 +161,7 @@ def test_a_trimmed_log_still_extends_what_was_signed(
     assert told["unchecked"] == [{"copy": str(original / "log"), "first": 41, "last": 45}]
     (original / "log" / "chain").unlink()
     whole = write_log(tmp_path / "whole", WHOLE, each=4, sealed=3)
-    assert "could not be checked" in shown("verify", original, whole).stdout
+    assert "nothing was compared" in shown("verify", original, whole).stdout
     result = run("log", "head", "--data", original)
     assert json.loads(result.stdout)["chain"] is None
 
@@ -235,6 +235,23 @@ class TestArchive:
         changed = self.archive(tmp_path / "changed", changes(WHOLE, 14)["a changed time"][12:])
         (found,) = facts(run, original, changed, code=1)["findings"]
         assert found["message"] == 14
+
+    def test_nothing_in_common_proves_nothing(
+        self, run: Run, shown: Run, tmp_path: Path, checkpoint: Path
+    ) -> None:
+        past = self.archive(tmp_path / "past", WHOLE[:20])
+        later = self.archive(tmp_path / "later", WHOLE[30:])
+        (found,) = facts(run, past, later, code=1)["findings"]
+        assert (found["copy"], found["first"], found["last"]) == (str(later), 1, 20)
+        assert "nothing was compared" in found["reason"]
+        latest = self.archive(tmp_path / "latest", WHOLE[46:])
+        (found,) = facts(run, latest, "--checkpoint", checkpoint, code=1)["findings"]
+        assert (found["first"], found["last"]) == (1, 45)
+        assert "nothing of what was signed" in found["reason"]
+        # Some of it is something.
+        assert facts(run, later, "--checkpoint", checkpoint)["unchecked"][0]["last"] == 32
+        text = shown("verify", later, "--checkpoint", checkpoint).stdout
+        assert "(every message read, except for what could not be checked)" in text
 
     def test_none_at_all(self, run: Run, tmp_path: Path) -> None:
         result = run("verify", tmp_path / "nothing")

@@ -101,7 +101,7 @@ def verify(
         for each in judged:
             print(each)
         if not findings:
-            print(_sentence(examined, signed))
+            print(_sentence(examined, signed, whole=not unchecked))
     if signed is not None and trusted is None:
         print(
             f"headrace: the checkpoint is signed by {signed.key.hex()}: name the key you trust with --key",
@@ -111,13 +111,15 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-def _sentence(examined: list[Examined], signed: Checkpoint | None) -> str:
+def _sentence(examined: list[Examined], signed: Checkpoint | None, *, whole: bool) -> str:
     copies = ", ".join(each.copy.name for each in examined)
     how = (
         "every message read"
         if all(each.computed for each in examined)
         else "by the digests that hubs recorded"
     )
+    if not whole:
+        how += ", except for what could not be checked"
     if signed is not None:
         when = (moment(signed.time) or "")[:19]
         return f"{copies}: extends the checkpoint of {when} at message {signed.head:,} ({how})"

@@ -130,7 +130,11 @@ def _extends(
         )  # fmt: skip
         return
     first, last = signed.through + 1, checkpoint.head
+    unproven = Finding(copy.name, 1, last, "nothing of what was signed is there, nor are its digests")
+    compared = chain.base < checkpoint.blocks
     if first > last:
+        if not compared and last:
+            yield unproven
         return
     if chain.through == last and chain.open_digest is not None:
         found = chain.open_digest
@@ -141,7 +145,7 @@ def _extends(
             yield _missing(copy, missing)
             return
     else:
-        yield Unchecked(copy.name, first, last)
+        yield Unchecked(copy.name, first, last) if compared else unproven
         return
     if found != checkpoint.open_digest:
         right = [other for other in others if other.copy.first <= first and other.copy.head >= last]
@@ -185,6 +189,10 @@ def _equal(ours: Examined, theirs: Examined) -> Iterator[Finding | Unchecked]:
             return
     if wrong is not None:
         yield Finding(other.name, *block_range(wrong), f"its digest differs from that of {one.name}")
+    elif begin >= end and first > last > 0:
+        yield Finding(
+            other.name, 1, last, f"it has none of them in common with {one.name}: nothing was compared"
+        )
     elif begin and first > 1:
         yield Unchecked(other.name, 1, min(begin, first - 1))
 
