@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from tests.net.raw import running_hub
 
+import headrace
 from headrace import web
 from headrace.hub.streams.streams import PRODUCER_BYTES, STREAM_BYTES
 from headrace.net.server.process import Server
@@ -224,3 +225,18 @@ async def test_what_a_client_reads_is_in_its_account(tmp_path: Path) -> None:
             assert answer.status == 200
         async with http.get("/readyz") as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/service/fleet/42?live=sse", "/api/service/events?id=fleet/42"])
+async def test_events_count_towards_what_a_client_is_sent(tmp_path: Path, path: str) -> None:
+    async with (
+        running_hub(tmp_path, "limits.sent_bytes_per_second=1000", http=web.start) as server,
+        aiohttp.ClientSession(f"http://{server.doors['http']}") as http,
+    ):
+        async with headrace.connect(f"spp://{server.doors['spp']}") as spp:
+            await spp.publish({"long": "x" * 20_000}, topic="fleet/42")
+        async with http.get(path) as answer:
+            while not (await answer.content.readline()).startswith(b"data:"):
+                pass
+            async with http.get("/v1/service/fleet/42") as refused:
+                assert refused.status == 429

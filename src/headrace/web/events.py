@@ -6,17 +6,20 @@ A page that takes nothing for a while is cut off, and opens the stream again by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from headrace.hub.access.accounts import Account
+
 T = TypeVar("T")
 
 RETRY: Final = b"retry: 1000\n\n"
 
+_LOOK_SECONDS: Final = 1.0
 _KEEPALIVE_SECONDS: Final = 15.0
 """Seconds without an event after which a comment keeps proxies from closing the stream."""
 
@@ -24,8 +27,16 @@ _KEEPALIVE_SECONDS: Final = 15.0
 class EventStream:
     """One open stream of events."""
 
-    def __init__(self, response: web.StreamResponse, seconds: float) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        seconds: float,
+        account: Callable[[], Account],
+    ) -> None:
+        self._request = request
         self._response = response
+        self._account = account
         self._seconds = seconds
         self._sent_at = asyncio.get_running_loop().time()
 
@@ -40,9 +51,23 @@ class EventStream:
             await self._write(b":\n\n")
 
     async def _write(self, data: bytes) -> None:
+        await count_sent(self._request, self._account(), len(data))
         async with asyncio.timeout(self._seconds):
             await self._response.write(data)
         self._sent_at = asyncio.get_running_loop().time()
+
+
+async def count_sent(request: web.Request, account: Account, size: int) -> None:
+    """Count an event that is about to be sent; above what is sent to the client a second, wait first."""
+    now = asyncio.get_running_loop().time
+    if account.wait_to_send(now()) > 0:
+        account.paused += 1
+    while (pause := account.wait_to_send(now())) > 0:
+        # A page that has gone meanwhile holds no place.
+        await asyncio.sleep(min(pause, _LOOK_SECONDS))
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionResetError("the page is gone")
+    account.send(size, now())
 
 
 def event_response() -> web.StreamResponse:
@@ -54,13 +79,13 @@ def event_response() -> web.StreamResponse:
 
 @asynccontextmanager
 async def streaming(
-    request: web.Request, response: web.StreamResponse, seconds: float
+    request: web.Request, response: web.StreamResponse, seconds: float, account: Callable[[], Account]
 ) -> AsyncIterator[EventStream]:
     """Answer a request with events for as long as the block runs and the page is there."""
     await response.prepare(request)
     await response.write(RETRY)
     try:
-        yield EventStream(response, seconds)
+        yield EventStream(request, response, seconds, account)
         async with asyncio.timeout(seconds):
             await response.write_eof()
     except (ConnectionError, TimeoutError):

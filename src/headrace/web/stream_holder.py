@@ -47,7 +47,13 @@ class HeldStreams:
         self, request: web.Request, response: web.StreamResponse
     ) -> AbstractAsyncContextManager[EventStream]:
         """Answer a request with events for as long as the block runs."""
-        return streaming(request, response, self._server.settings.limits.slow_seconds)
+        server = self._server
+        return streaming(
+            request,
+            response,
+            server.settings.limits.slow_seconds,
+            lambda: server.accounts.of(principal_of(request), str(request.remote)),
+        )
 
     async def stop(self, _app: web.Application) -> None:
         """End all of them."""

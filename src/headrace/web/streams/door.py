@@ -38,6 +38,7 @@ from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.cross_origin import ATTRIBUTE
+from headrace.web.events import count_sent
 from headrace.web.refusals import refusal
 from headrace.web.rights import check, principal_of
 from headrace.web.stream_holder import held
@@ -455,11 +456,11 @@ class StreamDoor:
         return response
 
     async def _send(self, request: web.Request, response: web.StreamResponse, text: str) -> None:
+        data = text.encode()
+        account = self._server.accounts.of(principal_of(request), str(request.remote))
+        await count_sent(request, account, len(data))
         try:
             async with asyncio.timeout(self._server.settings.limits.slow_seconds):
-                data = text.encode()
-                account = self._server.accounts.of(principal_of(request), str(request.remote))
-                account.send(len(data), asyncio.get_running_loop().time())
                 await response.write(data)
         except TimeoutError:
             # The reader is gone or asleep; it comes back by itself.
