@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.archive.logs import archive, same, write_log
+from tests.archive.logs import archive, message_batches, same, write_log
 from tests.forking import completed
 from tests.hubprocess import HubProcess
 
 import headrace
+from headrace.archive.appending import append, ledger_for
 from headrace.archive.backups import FOLDER, restore, save_snapshot
+from headrace.archive.ledger import Writer
 from headrace.archive.past import open_whole
 from headrace.client.backup import back_up_files
-from headrace.errors import ArchiveError, DamagedError, NoArchiveError, UsageError
+from headrace.errors import ArchiveError, DamagedError, NoArchiveError, StorageError, UsageError
 from headrace.log import Log
 
 SECONDS = 60.0
@@ -100,6 +102,23 @@ def test_a_hub_that_does_not_run_is_backed_up_from_its_files(tmp_path: Path) -> 
             repr(each) for batch in one.scan(1) for each in batch
         ]
         assert other.last_time == one.last_time
+
+
+def test_a_log_does_not_go_on_in_the_archive_of_another_history(tmp_path: Path) -> None:
+    """The archive has messages that the hub lost with the power; it went on with others."""
+    place = tmp_path / "archive"
+    with (
+        HubProcess.start(tmp_path / "hub") as hub,
+        headrace.connect_sync(url(hub)) as link,
+    ):
+        link.publish([b"other"] * 1_000)
+        ledger = ledger_for(str(place), link.log)
+        append(ledger, (batch.to_arrow() for batch in message_batches(1, 500)), Writer("tests", 0))
+        said = command("backup", place, "--url", url(hub), fails=True)
+        hub.terminate()
+    assert "its message 500 differs from the log's" in said
+    with pytest.raises(StorageError, match="its message 500 differs"):
+        back_up_files(tmp_path / "hub" / "data" / "log", str(place))
 
 
 def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from headrace.archive.appending import append, ledger_for
+from headrace.archive.appending import append, check_history, ledger_for
 from headrace.archive.backups import save_snapshot
 from headrace.archive.ledger import Writer
 from headrace.client.link.client import LinkClient
-from headrace.errors import OvertakenError, UsageError
+from headrace.errors import ArchiveError, OvertakenError, TrimmedError, UsageError
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 from headrace.log.snapshot import parse
@@ -46,6 +46,11 @@ async def back_up(link: LinkClient, place: str, kind: str = "delta") -> BackedUp
         raise UsageError(_EMPTY)
     while (ledger := await asyncio.to_thread(ledger_for, place, link.log, kind)).through < last:
         first = ledger.through + 1
+        if (await link.head()).first < first:
+            # A hub that has it only in an archive has nothing to compare.
+            with contextlib.suppress(ArchiveError, TrimmedError):
+                async with link.read(first - 1, first - 1) as stream:
+                    check_history(ledger, [batch async for batch in stream])
         rows: list[pa.RecordBatch] = []
         size = 0
         async with link.read(first, last) as stream:
@@ -70,6 +75,8 @@ def back_up_files(directory: Path, place: str, kind: str = "delta") -> BackedUp:
             raise UsageError(_EMPTY)
         ledger = ledger_for(place, str(log.uuid), kind)
         first = ledger.through + 1
+        if log.first < first <= log.head:
+            check_history(ledger, [batch.to_arrow() for batch in log.read(first - 1, first - 1)])
 
         def rows() -> Iterator[pa.RecordBatch]:
             for batch in log.scan(first):

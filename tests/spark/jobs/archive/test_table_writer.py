@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.archive.logs import message_batches
 from tests.archive.tables import archived, ledger
 from tests.hubprocess import HubProcess
 from tests.spark.jobs.conftest import Play
@@ -18,6 +19,7 @@ from tests.spark.jobs.rows import frame, rows
 
 import headrace
 from headrace.archive import open_table
+from headrace.archive.appending import append, ledger_for
 from headrace.archive.ledger import Ledger, Writer
 from headrace.archive.table import FORMATS
 from headrace.errors import OvertakenError, StorageError, UsageError
@@ -181,6 +183,19 @@ def test_the_job_in_each_format_and_its_replay(
         play("archive", servers, table_format=other)
     with HubProcess.start(tmp_path / "target") as target:
         assert play("replay", target.doors["tube_tcp"])["messages"] == 510
+
+
+def test_a_log_does_not_go_on_in_the_archive_of_another_history(
+    hub: HubProcess, play: Play, tmp_path: Path
+) -> None:
+    servers = hub.doors["tube_tcp"]
+    with headrace.connect_sync(f"tube://{servers}") as link:
+        link.publish([b"these"] * 200)
+        lost = (batch.to_arrow() for batch in message_batches(1, 100))
+        append(ledger_for(str(tmp_path / "archive"), link.log), lost, WRITER)
+    with pytest.raises(Exception, match="its message 100 differs from the log's"):
+        play("archive", servers, path=tmp_path / "archive")
+    assert open_table(str(tmp_path / "archive")).through == 100
 
 
 def test_a_format_that_is_none(hub: HubProcess, play: Play) -> None:

@@ -11,12 +11,13 @@ one process. A micro-batch is due when there are ``size`` bytes of new messages,
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from headrace.archive.ledger import Ledger, Writer
 from headrace.archive.table import FORMATS, format_of, open_ledger
-from headrace.errors import UsageError
+from headrace.errors import ArchiveError, TrimmedError, UsageError
 from headrace.spark.datasource import register_kind
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.archive.table_writer import ArchiveWriter
@@ -80,6 +81,10 @@ def start(run: JobRun) -> RunningJob:
             if extent.head > archive.through and name not in client.holds():
                 # The first time: keep what is being read.
                 client.hold(name, max(archive.through + 1, extent.first))
+            if extent.first <= archive.through <= extent.head:
+                # A hub that has it only in this archive has nothing to compare.
+                with suppress(ArchiveError, TrimmedError):
+                    archive.check_history(client.read(archive.through, archive.through))
         added = archive.add(ranges, Writer(query, batch), reading)
         done["rows"] = added.messages
         done["rows_per_second"] = round(added.messages / (monotonic() - begin), 1)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from headrace.archive.appending import check_history
 from headrace.archive.compaction import due
 from headrace.archive.folder import Folder, storage_errors
 from headrace.archive.ledger import Ledger, Writer, in_one_line
@@ -85,6 +86,10 @@ class ArchiveWriter:
     def through(self) -> int:
         """The last archived sequence number; 0 if there is none."""
         return self._ledger.through
+
+    def check_history(self, last: Iterable[pa.RecordBatch]) -> None:
+        """Raise if the hub's message that the archive ends with is another one."""
+        check_history(self._ledger, last)
 
     def add(self, rows: DataFrame, writer: Writer, reading: SourceOptions | None = None) -> Added:
         """Archive what is new of a micro-batch; with ``reading``, rows are ranges to be read."""
