@@ -217,7 +217,7 @@ def test_what_cannot_be_reached_is_an_error_at_every_door_and_comes_back(tmp_pat
     sets = (f"log.archive={place}", "log.retain_bytes=1")
     with HubProcess.start(tmp_path, *sets) as hub:
         scene = Scene(hub, rows_of(message_batches(1, 3_000)), place)
-        wait_for(lambda: scene.status()["first_here"] > 2_000, "the log to be trimmed")
+        wait_for(lambda: scene.status()["first_here"] > 3_000, "the log to be trimmed")
         hub.terminate()
         away = place.rename(tmp_path / "away")
         hub.restart()
