@@ -81,16 +81,18 @@ def _rates(
 
 def _delivered(server: Peer, publishers: int, subscribers: int, size: int, each: int) -> float:
     """Messages per second at all subscribers together, of ``each`` messages by each publisher."""
-    told: Queue[float] = _spawn.Queue()
+    # Times are told by two processes: one queue each, or the end could come before the beginning.
+    received: Queue[float] = _spawn.Queue()
+    published: Queue[float] = _spawn.Queue()
     peer, port = type(server), server.port
     wanted = publishers * each
-    reader = _spawn.Process(target=_receive, args=(peer, port, subscribers, size, wanted, told))
+    reader = _spawn.Process(target=_receive, args=(peer, port, subscribers, size, wanted, received))
     reader.start()
-    told.get(timeout=120)
-    writer = _spawn.Process(target=_publish, args=(peer, port, publishers, size, each, told))
+    received.get(timeout=120)
+    writer = _spawn.Process(target=_publish, args=(peer, port, publishers, size, each, published))
     writer.start()
-    begin = told.get(timeout=120)
-    end = told.get(timeout=300)
+    begin = published.get(timeout=120)
+    end = received.get(timeout=300)
     for process in (reader, writer):
         process.join()
     return subscribers * wanted / (end - begin)

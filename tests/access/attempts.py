@@ -411,6 +411,7 @@ HTTP: Final[dict[str, tuple[str, str, dict[str, Any] | None]]] = {
     "connections": ("GET", "/api/connections", None),
     "close a connection": ("POST", "/api/connections/close", {}),
     "settings": ("GET", "/api/settings", None),
+    "ask in SQL": ("POST", "/api/sql", {"query": "select 1"}),
     "seal": ("POST", "/api/log/seal", None),
     "vouch": ("POST", "/api/cluster/vouch", None),
 }

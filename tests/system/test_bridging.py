@@ -255,7 +255,8 @@ def watch_matches(hub: HubProcess, stack: ExitStack, seen: Seen, types: dict[int
 
 
 def plain(message: Message) -> dict[str, Any]:
-    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    # The names of subscriptions that a message satisfies are a client's, not the envelope's.
+    fields = {name: getattr(message, name) for name in message.__struct_fields__ if name != "subs"}
     return fields | {"attributes": dict(message.attributes), "numbers": dict(message.numbers)}
 
 

@@ -15,6 +15,7 @@ from tests.net.raw import running_hub, until
 from headrace.hub.access.accounts import Resource
 from headrace.hub.publishing.staging import StagedPiece
 from headrace.message import Batch
+from headrace.net.server.machine import log_disk
 from headrace.net.server.process import Server
 
 
@@ -223,6 +224,7 @@ async def test_a_batch_of_more_than_half_a_gigabyte_is_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pieces are files, a thread appends them, and the hub serves others meanwhile."""
+    monkeypatch.setattr(log_disk, "PATIENCE", 0.02)
     async with (
         running_hub(tmp_path, "log.fsync=never") as server,
         link_peer(server) as peer,
