@@ -14,7 +14,7 @@ from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.message import Batch, Run
 from headrace.web import search
-from headrace.web.messages import SearchResult
+from headrace.web.api.messages import SearchResult
 from headrace.web.search import Search, SearchBackward, SearchForward
 
 EVERYTHING = Filter()

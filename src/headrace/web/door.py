@@ -20,18 +20,19 @@ from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 from headrace.net.server.accepting.admission import Admission
 from headrace.net.server.accepting.entrance import NO_TLS_ANSWER, TLS_AT_PLAIN, TLS_HELLO, Endpoint, Listening
 from headrace.net.server.process import Server
-from headrace.web import metrics, pages, preauth
-from headrace.web.access import HEADERS, OPEN, AccessCheck, Handler
+from headrace.web import metrics, pages
+from headrace.web.access import preauth
+from headrace.web.access.check import HEADERS, OPEN, AccessCheck, Handler
+from headrace.web.access.forwarded import origin_of
+from headrace.web.access.identification import Identification
+from headrace.web.access.login import Login
+from headrace.web.access.sessions import Sessions
 from headrace.web.answers import as_json
-from headrace.web.api import Api
-from headrace.web.forwarded import origin_of
-from headrace.web.identification import Identification
-from headrace.web.login import Login
-from headrace.web.operations import Operations
+from headrace.web.api.handlers import Api
+from headrace.web.api.operations import Operations
+from headrace.web.api.services import ServiceHandlers
+from headrace.web.api.sql import SqlHandlers
 from headrace.web.refusals import refusal
-from headrace.web.services import ServiceHandlers
-from headrace.web.sessions import Sessions
-from headrace.web.sql import SqlHandlers
 from headrace.web.stream_holder import HeldStreams
 from headrace.web.streams.door import StreamDoor
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from headrace.web.access import Handler
+from headrace.web.access.check import Handler
 
 TYPES: Final = {
     ".css": "text/css",

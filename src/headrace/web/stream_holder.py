@@ -13,8 +13,8 @@ from headrace.hub.access.access import AccessControl
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import Principal
 from headrace.net.server.process import Server
+from headrace.web.access.rights import DOOR, principal_of, set_principal
 from headrace.web.events import EventStream, event_response, streaming
-from headrace.web.rights import DOOR, principal_of, set_principal
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -37,10 +37,10 @@ from headrace.hub.streams.streams import PRODUCER_BYTES, STREAM_BYTES, Appended
 from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
-from headrace.web.cross_origin import ATTRIBUTE
+from headrace.web.access.cross_origin import ATTRIBUTE
+from headrace.web.access.rights import check, principal_of
 from headrace.web.events import count_sent
 from headrace.web.refusals import refusal
-from headrace.web.rights import check, principal_of
 from headrace.web.stream_holder import held
 from headrace.web.streams.bodies import NO_JSON, event_lines, is_encoded, joined, json_values
 from headrace.web.streams.offsets import next_cursor, write_offset

@@ -21,7 +21,7 @@ from tests.certificates import Authority
 from headrace.errors import WireError
 from headrace.net.server.accepting import proxy_header
 from headrace.testing import Hub
-from headrace.web.forwarded import origin_of
+from headrace.web.access.forwarded import origin_of
 
 SECONDS = 20.0
 KEEPALIVE = b"\x10" + bytes(6)

@@ -11,7 +11,7 @@ import pytest
 from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.message import Batch, Message, Run
-from headrace.web import messages
+from headrace.web.api import messages
 
 
 @pytest.fixture

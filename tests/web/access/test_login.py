@@ -19,9 +19,9 @@ from headrace.config import load
 from headrace.hub.access.principal import EVERYTHING, Principal
 from headrace.hub.access.principals import Principals
 from headrace.net.server.process import Server
-from headrace.web import sessions as sessions_module
-from headrace.web.access import HEADERS
-from headrace.web.sessions import IDLE_SECONDS, LONGEST_SECONDS, MAX_OF_PRINCIPAL, Sessions
+from headrace.web.access import sessions as sessions_module
+from headrace.web.access.check import HEADERS
+from headrace.web.access.sessions import IDLE_SECONDS, LONGEST_SECONDS, MAX_OF_PRINCIPAL, Sessions
 
 CLIENT, KEY, TOKEN = "0123456789abcdef01234567", "s3cret", "t0ken-of-the-reader"
 OURS = {"X-Headrace": "1"}

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.net.raw import until
-from tests.web.test_api import OURS, get, submit
+from tests.web.api.test_handlers import OURS, get, submit
 
 import headrace
 from headrace.message import Batch, Run

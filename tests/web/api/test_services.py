@@ -6,7 +6,7 @@ import json
 
 import aiohttp
 import pytest
-from tests.web.test_streams import ask
+from tests.web.streams.test_door import ask
 
 import headrace
 from headrace.net.server.process import Server

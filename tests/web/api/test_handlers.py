@@ -18,7 +18,7 @@ from headrace.hub.services import objects as services
 from headrace.hub.services.objects import ServiceKind
 from headrace.message import Batch, Run
 from headrace.net.server.process import Server
-from headrace.web import api
+from headrace.web.api import handlers as api
 
 OURS = {"X-Headrace": "1"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.net.raw import running_hub
-from tests.web.test_access import CLIENT, KEY
-from tests.web.test_streams import ask
+from tests.web.access.test_check import CLIENT, KEY
+from tests.web.streams.test_door import ask
 
 from headrace import web
 from headrace.net.server.process import Server

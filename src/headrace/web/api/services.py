@@ -14,10 +14,10 @@ from headrace.hub.access.principal import Action
 from headrace.hub.services.objects import Service, ServiceKind
 from headrace.message import MAX_SEQUENCE
 from headrace.net.server.process import Server
-from headrace.web import messages
+from headrace.web.access.rights import check, principal_of
 from headrace.web.answers import as_json, number_in
+from headrace.web.api import messages
 from headrace.web.refusals import refusal
-from headrace.web.rights import check, principal_of
 from headrace.web.stream_holder import HeldStreams
 
 PUBLIC: Final = "/v1/service/"

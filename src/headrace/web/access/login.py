@@ -16,10 +16,10 @@ from aiohttp import web
 
 from headrace.hub.access.principal import Action
 from headrace.net.server.process import Server
-from headrace.web.identification import Identification
+from headrace.web.access.identification import Identification
+from headrace.web.access.rights import principal_of
+from headrace.web.access.sessions import LONGEST_SECONDS
 from headrace.web.refusals import refusal
-from headrace.web.rights import principal_of
-from headrace.web.sessions import LONGEST_SECONDS
 
 MAX_BODY: Final = 8 << 10
 _BODY_SECONDS: Final = 10.0

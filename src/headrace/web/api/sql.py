@@ -18,9 +18,9 @@ from aiohttp import web
 from headrace.client.sql.worker import Question
 from headrace.hub.access.principal import Action
 from headrace.net.server.process import Server
+from headrace.web.access.rights import check, principal_of
 from headrace.web.answers import as_json
 from headrace.web.refusals import refusal
-from headrace.web.rights import check, principal_of
 
 SECONDS: Final = 10.0
 """How long a query may take."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.hub.counters import Counters
-from headrace.web.history import SAMPLES, History, Levels, Measured, jobs_from, measured_from
+from headrace.web.api.history import SAMPLES, History, Levels, Measured, jobs_from, measured_from
 
 LEVELS = Levels(head=5, tail=6, first=1, bytes=100, connections=2, behind=3)
 

@@ -1,4 +1,4 @@
-"""The JSON API, which the dashboard uses; ``docs/dashboard.md`` describes each request."""
+"""Requests of the JSON API about the hub itself: its status, messages and subscriptions; publish, seal, vouch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from headrace.net.server.process import Server
 from headrace.net.server.status.report import measured
 from headrace.net.server.status.shown_facts import shown_to
 from headrace.protocols import HTTP
-from headrace.web import messages
+from headrace.web.access.rights import check, principal_of
 from headrace.web.answers import as_json, number_in
+from headrace.web.api import messages
+from headrace.web.api.history import History, Levels, Sample, jobs_from, measured_from
 from headrace.web.events import NextValue
-from headrace.web.history import History, Levels, Sample, jobs_from, measured_from
 from headrace.web.log_reading import in_thread
 from headrace.web.refusals import refusal
-from headrace.web.rights import check, principal_of
 from headrace.web.search import Search, SearchBackward, SearchForward
 from headrace.web.stream_holder import HeldStreams
 from headrace.wire.sdk.predicate import Between, Equals, Predicate

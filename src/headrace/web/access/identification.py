@@ -19,9 +19,9 @@ from aiohttp import hdrs, web
 from headrace.hub.access.principal import Principal
 from headrace.net.server.accepting.tls import certificate_names
 from headrace.net.server.process import Server
-from headrace.web.forwarded import came_by_tls
+from headrace.web.access.forwarded import came_by_tls
+from headrace.web.access.sessions import Sessions
 from headrace.web.refusals import refusal
-from headrace.web.sessions import Sessions
 
 COOKIE: Final = "headrace-session"
 COOKIE_UNDER_TLS: Final = "__Host-headrace-session"

@@ -12,13 +12,13 @@ import aiohttp
 import msgspec
 import pytest
 from tests.net.raw import running_hub
-from tests.web.test_access import CLIENT, KEY
+from tests.web.access.test_check import CLIENT, KEY
 
 import headrace
 from headrace import web
 from headrace.client.sql import worker
 from headrace.net.server.process import Server
-from headrace.web import sql
+from headrace.web.api import sql
 
 OURS = {"X-Headrace": "1"}
 

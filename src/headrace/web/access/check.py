@@ -1,11 +1,11 @@
 """The rules of access to the http door.
 
 - Health checks, ``/metrics`` and the dashboard's own files are open to everyone who reaches the door.
-- Under ``auth.required`` everything else needs somebody who is known (:mod:`headrace.web.identification`): by a session
-  of the login page, a bearer token, HTTP Basic with a client id and its key, or a certificate. (The old clients'
-  ``/sdk/sub/preauth`` has its own rule.)
+- Under ``auth.required`` everything else needs a known principal (:mod:`~headrace.web.access.identification`): by a
+  session of the login page, a bearer token, HTTP Basic with a client id and its key, or a certificate. (The old
+  clients' ``/sdk/sub/preauth`` has its own rule.)
 - A request that changes something needs the header ``X-Headrace``, which a foreign web page cannot send. Under
-  ``/v1/``, where a public protocol is spoken, :mod:`headrace.web.cross_origin` says which pages may.
+  ``/v1/``, where a public protocol is spoken, :mod:`headrace.web.access.cross_origin` says which pages may.
 - What a client reads counts towards what is sent to it a second; above that rate it is told when to ask again.
 - A door on the loopback interface answers only requests to a loopback name: a foreign page whose name resolves to it
   (DNS rebinding) gets nothing.
@@ -22,10 +22,10 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from headrace.net.server.process import Server
-from headrace.web.cross_origin import answer_headers, answer_preflight, check_origin
-from headrace.web.identification import Identification
+from headrace.web.access.cross_origin import answer_headers, answer_preflight, check_origin
+from headrace.web.access.identification import Identification
+from headrace.web.access.rights import check_path, set_principal
 from headrace.web.refusals import refusal
-from headrace.web.rights import check_path, set_principal
 
 OURS: Final = "X-Headrace"
 """A header that browsers let only our own pages send: requests that change something must carry it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.hubprocess import HubProcess
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 INSTALLED = ROOT / ".durable-streams"
 PACKAGE = "@durable-streams/server-conformance-tests"
 VERSION = "0.3.6"

@@ -1,6 +1,6 @@
 """What an operator looks at and changes: durable consumers, topics, connections and settings.
 
-``docs/dashboard.md`` describes each request. All of them need the right ``admin`` (:mod:`headrace.web.rights`).
+``docs/dashboard.md`` describes each request. All of them need the right ``admin`` (:mod:`headrace.web.access.rights`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from headrace.log import Log
 from headrace.message import Batch, Run, envelope_rows, map_column, merge
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
+from headrace.web.access.rights import DOOR, check, principal_of
 from headrace.web.answers import as_json
-from headrace.web.api import committed, failed
+from headrace.web.api.handlers import committed, failed
 from headrace.web.log_reading import in_thread
 from headrace.web.refusals import refusal
-from headrace.web.rights import DOOR, check, principal_of
 
 _CONSUMERS: Final = 500
 _TOPICS: Final = 500

@@ -1,0 +1,1 @@
+"""Who may make which request of the http door: identification, sessions, rights, other origins."""

@@ -1,0 +1,1 @@
+"""The JSON API, which the dashboard uses; ``docs/dashboard.md`` describes each request."""
