@@ -27,8 +27,8 @@ from headrace.archive.appending import append, ledger_for
 from headrace.archive.ledger import Writer
 from headrace.client.link.client import LinkClient
 from headrace.config import Address
-from headrace.log.snapshot import Snapshot
-from headrace.log.start_after_snapshot import begin
+from headrace.log.snapshots.snapshot import Snapshot
+from headrace.log.snapshots.start_after import begin
 from headrace.message import Batch, Run
 
 SIZE = 128

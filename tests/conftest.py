@@ -125,7 +125,7 @@ _THOROUGH = tuple(
         "hub/test_chain.py",
         "log/damage/",
         "log/test_damage.py",
-        "log/test_sealing.py",
+        "log/sealed/test_sealing.py",
         "net/cluster/test_hanging_disk.py",
         "net/cluster/test_node.py",
         "simulation/",

@@ -14,7 +14,7 @@ from headrace.hub.lost_ranges import MAX_NAME, MAX_RANGES, MAX_READERS, LostRang
 from headrace.hub.state import entry
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
-from headrace.log.snapshot import Snapshot, parse, serialize
+from headrace.log.snapshots.snapshot import Snapshot, parse, serialize
 from headrace.message import Batch
 
 

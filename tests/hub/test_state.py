@@ -14,7 +14,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState, entry
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
-from headrace.log.snapshot import Snapshot
+from headrace.log.snapshots.snapshot import Snapshot
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 

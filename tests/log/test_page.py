@@ -12,8 +12,11 @@ import pytest
 from tests.docs.test_protocol_pages import blocks
 from tests.log.content import append, append_entries, flat, operations, seal_all
 
-from headrace.log import Log, frame, sealed, sealing, snapshot, tail
+from headrace.log import Log, frame, tail
 from headrace.log.files import Descriptor
+from headrace.log.sealed import sealing
+from headrace.log.sealed import segment as sealed
+from headrace.log.snapshots import snapshot
 from headrace.log.tail import FileHeader, TailFile
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 

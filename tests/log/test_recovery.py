@@ -19,10 +19,11 @@ from tests.log.content import (
 )
 
 from headrace.errors import DamagedError, StorageError, UsageError
-from headrace.log import Log, recovery, sealing
+from headrace.log import Log, recovery
 from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.verify import verify
 from headrace.log.recovery import look, recover
+from headrace.log.sealed import sealing
 from headrace.log.tail import HEADER_BYTES, TailFile
 from headrace.message import Batch, Message, Run
 

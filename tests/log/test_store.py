@@ -11,8 +11,9 @@ import pytest
 from tests.log.content import append, append_entries, batch, columns, content_of, flat, seal_all
 
 from headrace.errors import ClosedError, DamagedError, FullError, StorageError, TrimmedError, UsageError
-from headrace.log import Log, snapshot, store
-from headrace.log.sealed import SealedSegment
+from headrace.log import Log, store
+from headrace.log.sealed.segment import SealedSegment
+from headrace.log.snapshots import snapshot
 from headrace.log.tail import TailFile
 from headrace.message import MAX_SEQUENCE, SCHEMA, Batch
 

@@ -13,7 +13,8 @@ import pytest
 from tests.log.content import SOAK
 
 from headrace.errors import TrimmedError, UsageError
-from headrace.log import Log, sealing
+from headrace.log import Log
+from headrace.log.sealed import sealing
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 GOALS = {"read": 8_000, "operations": 8_000, "sealed": 4, "trims": 2, "looks": 2}

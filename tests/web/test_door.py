@@ -12,7 +12,7 @@ from tests.net.raw import TcpPeer, push, running_hub, until
 
 from headrace import __version__, web
 from headrace.errors import FullError, StorageError
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.net.server.process import Server
 from headrace.web import door
 

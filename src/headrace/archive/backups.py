@@ -19,8 +19,8 @@ from headrace.archive.table import ArchiveTable, open_table
 from headrace.errors import ArchiveError, UsageError
 from headrace.log import Log
 from headrace.log.files import sync_directory, translating
-from headrace.log.snapshot import KEPT, Snapshot, parse
-from headrace.log.start_after_snapshot import install
+from headrace.log.snapshots.snapshot import KEPT, Snapshot, parse
+from headrace.log.snapshots.start_after import install
 from headrace.message import Batch
 
 FOLDER: Final = "_backup"

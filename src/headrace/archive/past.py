@@ -28,7 +28,7 @@ from headrace.archive.table import ArchiveTable, format_of, open_table
 from headrace.errors import ArchiveError, DamagedError, HeadraceError, NoArchiveError, StorageError
 from headrace.log.files import sync_directory, translating, write_whole
 from headrace.log.frame import times
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.log.store import Log
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from headrace.archive.parquet_file import ArchiveFile, enveloped, open_parquet
 from headrace.archive.table import ArchiveTable
 from headrace.errors import ArchiveError
-from headrace.log.sized_cache import SizedCache
+from headrace.log.sealed.sized_cache import SizedCache
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import Batch

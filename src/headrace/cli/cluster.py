@@ -127,7 +127,7 @@ def _rename_log(directory: Path) -> Path:
     """Rename a log that no process has open; return its new path."""
     from headrace.cli.terminal.running_hub import find_running_hub
     from headrace.log.files import translating
-    from headrace.log.start_after_snapshot import is_log
+    from headrace.log.snapshots.start_after import is_log
 
     hub = find_running_hub(directory)
     if hub is not None:

@@ -21,7 +21,7 @@ from headrace.client.link.client import LinkClient
 from headrace.errors import ArchiveError, OvertakenError, TrimmedError, UsageError
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
-from headrace.log.snapshot import parse
+from headrace.log.snapshots.snapshot import parse
 
 _STEP: Final = 256 << 20
 """Bytes of messages that are fetched from a hub, and then added to the archive at once."""

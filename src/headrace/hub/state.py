@@ -20,8 +20,8 @@ import msgspec
 
 from headrace.hub.holds import Holds
 from headrace.log import Log
-from headrace.log.snapshot import FrozenState, Snapshot
-from headrace.log.snapshot_pieces import Section
+from headrace.log.snapshots.pieces import Section
+from headrace.log.snapshots.snapshot import FrozenState, Snapshot
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

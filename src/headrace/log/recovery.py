@@ -22,11 +22,11 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from headrace.errors import DamagedError, StorageError, UsageError
-from headrace.log import snapshot as snapshots
 from headrace.log import watermark
 from headrace.log.files import MAKING, sync_directory
-from headrace.log.sealed import SealedSegment
-from headrace.log.start_after_snapshot import INSTALLING, finish_installing
+from headrace.log.sealed.segment import SealedSegment
+from headrace.log.snapshots import snapshot as snapshots
+from headrace.log.snapshots.start_after import INSTALLING, finish_installing
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, TornEnd
 from headrace.platforms import sync_data
 

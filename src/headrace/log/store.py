@@ -26,14 +26,15 @@ from typing import Final, Literal
 from uuid import UUID
 
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
-from headrace.log import recovery, retention, snapshot
+from headrace.log import recovery, retention
 from headrace.log.files import FailedSync, WriterLock, sync_directory, translated, translating
 from headrace.log.frame import Piece, time_span
 from headrace.log.past import Past
 from headrace.log.proof.log_chain import SECTION, LogChain
-from headrace.log.sealed import SealedSegment
-from headrace.log.sealing import seal
-from headrace.log.snapshot_pieces import Section
+from headrace.log.sealed.sealing import seal
+from headrace.log.sealed.segment import SealedSegment
+from headrace.log.snapshots import snapshot
+from headrace.log.snapshots.pieces import Section
 from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
 from headrace.log.topics.found import Found

@@ -12,7 +12,7 @@ from tests.net.raw import running_hub
 import headrace
 from headrace.client.link.client import LinkClient
 from headrace.errors import ClosedError, RefusedError, TrimmedError, UsageError
-from headrace.log import snapshot
+from headrace.log.snapshots import snapshot
 from headrace.net.server.process import Server
 from headrace.wire.sdk.predicate import Equals
 

@@ -11,7 +11,7 @@ from headrace.client.link import requests
 from headrace.client.link.client import LinkClient
 from headrace.errors import RefusedError
 from headrace.hub.routing import subscriptions
-from headrace.log import snapshot
+from headrace.log.snapshots import snapshot
 from headrace.net.server.process import Server
 
 

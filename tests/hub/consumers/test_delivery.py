@@ -22,7 +22,7 @@ from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, Delive
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
 from headrace.hub.consumers.settlements import Settled
 from headrace.hub.state import HubState
-from headrace.log.snapshot import Snapshot
+from headrace.log.snapshots.snapshot import Snapshot
 from headrace.message import Batch, Run, merge
 from headrace.protocols import DEAD_LETTER
 

@@ -24,8 +24,8 @@ from headrace.hub.sequencer import Published
 from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.replication_frames import pack, unpack
-from headrace.log.snapshot import Snapshot
-from headrace.log.start_after_snapshot import begin
+from headrace.log.snapshots.snapshot import Snapshot
+from headrace.log.snapshots.start_after import begin
 from headrace.message import Batch, Message, Run
 
 

@@ -34,7 +34,7 @@ from headrace.hub.services.objects import (
     remove,
 )
 from headrace.hub.state import HubState, entry
-from headrace.log.snapshot import Snapshot
+from headrace.log.snapshots.snapshot import Snapshot
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Run, merge
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
 

@@ -16,8 +16,8 @@ from headrace.log.damage import repair
 from headrace.log.proof import chain as module
 from headrace.log.proof.chain import Chain
 from headrace.log.proof.log_chain import FILE
-from headrace.log.snapshot import FrozenState, parse
-from headrace.log.start_after_snapshot import begin, install
+from headrace.log.snapshots.snapshot import FrozenState, parse
+from headrace.log.snapshots.start_after import begin, install
 from headrace.message import Batch
 
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from tests.log.content import columns
 
 from headrace.hub.topic_test import TopicTest
-from headrace.log import Log, sealing, tail
+from headrace.log import Log, tail
 from headrace.log.damage.repair import repair
 from headrace.log.damage.verify import Progress, verify
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed import sealing
+from headrace.log.sealed.segment import SealedSegment
 from headrace.log.topics import segment_topics, tail_topics
 from headrace.message import Batch, Run
 

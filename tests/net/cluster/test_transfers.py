@@ -14,7 +14,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.replication_frames import unpack
-from headrace.log.snapshot import FrozenState, Snapshot, parse
+from headrace.log.snapshots.snapshot import FrozenState, Snapshot, parse
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import transfers as module
 from headrace.net.cluster.transfers import MAKE_SECONDS, Snapshots, between, served

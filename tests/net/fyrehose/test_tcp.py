@@ -34,8 +34,8 @@ from headrace.hub.routing.subscriptions import subscribe
 from headrace.hub.services.objects import ServiceKind
 from headrace.hub.services.objects import create as create_service
 from headrace.hub.state import entry
-from headrace.log import snapshot
-from headrace.log.snapshot import Snapshot
+from headrace.log.snapshots import snapshot
+from headrace.log.snapshots.snapshot import Snapshot
 from headrace.log.tail import TailFile
 from headrace.message import MAX_SEQUENCE, Batch, Run
 from headrace.net.fyrehose import tcp

@@ -9,7 +9,7 @@ from tests.net.linkpeer import Head, LinkPeer, link_peer, rows
 
 from headrace.hub.holds import hold
 from headrace.hub.state import entry
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.message import Batch, Run
 from headrace.net.link import operation_bodies
 from headrace.net.server.process import Server

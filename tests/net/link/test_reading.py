@@ -15,8 +15,9 @@ from headrace.errors import StorageError
 from headrace.hub.consumers.group import ConsumerFilter
 from headrace.hub.filters import Filter
 from headrace.hub.routing import subscriptions
-from headrace.log import Log, snapshot
+from headrace.log import Log
 from headrace.log.proof.chain import Chain
+from headrace.log.snapshots import snapshot
 from headrace.matching.row_filter import RowFilter
 from headrace.message import SCHEMA, Batch, Run
 from headrace.net.link import connection, consumers, row_bodies

@@ -14,8 +14,8 @@ from tests.net.raw import TcpPeer, ack, deliver, forward, keepalive, push, runni
 import headrace
 from headrace.client.link.client import LinkClient
 from headrace.errors import RefusedError, UnreachableError
-from headrace.log.snapshot import Snapshot
-from headrace.log.start_after_snapshot import begin
+from headrace.log.snapshots.snapshot import Snapshot
+from headrace.log.snapshots.start_after import begin
 from headrace.net.server.process import Server
 from headrace.net.upstream import over_fyrehose
 

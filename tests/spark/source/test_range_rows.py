@@ -12,7 +12,7 @@ import pytest
 from tests.spark.hubs import TRIMMING, Hub, trimmed
 
 from headrace.errors import LostRangeError, TrimmedError, UsageError
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.message import SCHEMA
 from headrace.spark.hub_connections import close_links
 from headrace.spark.options import SourceOptions, parse_source_options

@@ -124,7 +124,7 @@ def _hub(hub: dict[str, Any]) -> str:
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
-    from headrace.log.sealed import SealedSegment
+    from headrace.log.sealed.segment import SealedSegment
 
     messages = segment.last - segment.first + 1
     return {

@@ -22,7 +22,7 @@ from pyarrow.fs import LocalFileSystem
 from headrace.client.sql.topic_counts import NUMBER
 from headrace.errors import HeadraceError
 from headrace.log import Log
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.message import SCHEMA
 
 MAX_TOPICS: Final = 1 << 16

@@ -46,7 +46,7 @@ from headrace.hub.consumers.outstanding import clip, count
 from headrace.hub.consumers.settlements import PART, Settled, decode, encode, entries
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
-from headrace.log.snapshot_pieces import array_header, rows
+from headrace.log.snapshots.pieces import array_header, rows
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch, Run, envelope_rows, map_column
 from headrace.protocols import DEAD_LETTER
 

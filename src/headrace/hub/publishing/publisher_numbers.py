@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from headrace.hub.state import entry
-from headrace.log.snapshot_pieces import array_header, rows
+from headrace.log.snapshots.pieces import array_header, rows
 from headrace.message import Batch
 
 MAX_PUBLISHERS: Final = 100_000

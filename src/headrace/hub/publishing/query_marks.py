@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.hub.sequencer import Commit, Published
 from headrace.hub.state import entry
-from headrace.log.snapshot_pieces import map_rows
+from headrace.log.snapshots.pieces import map_rows
 from headrace.message import Batch
 from headrace.wire.link.requests import MAX_NAME, WRITE, Number
 

@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from headrace.errors import LimitError, MalformedError, WireError
 from headrace.hub.state import entry
-from headrace.log.snapshot_pieces import rows
+from headrace.log.snapshots.pieces import rows
 from headrace.message import Batch
 from headrace.wire.attribute.items import sized
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES

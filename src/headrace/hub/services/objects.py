@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 from headrace.errors import LimitError, UsageError, WireError
 from headrace.hub.services.merge_patch import JsonObject, apply_counted, encode, parse_object
 from headrace.hub.state import entry
-from headrace.log.snapshot_pieces import byte_strings, map_header, rows
+from headrace.log.snapshots.pieces import byte_strings, map_header, rows
 from headrace.message import Batch
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
 

@@ -24,7 +24,7 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from headrace.log import frame, recovery, snapshot, watermark
+from headrace.log import frame, recovery, watermark
 from headrace.log.damage.inspection import GoodRange, InspectedSegment
 from headrace.log.damage.repair_plan import (
     BeginTail,
@@ -40,9 +40,10 @@ from headrace.log.damage.repair_plan import (
     decide,
     files_of,
 )
-from headrace.log.entries_file import EntriesWriter
 from headrace.log.files import Descriptor, WriterLock, making, sync_directory, translating, write_whole
-from headrace.log.sealed import ENTRIES_LOST, SealedSegment, SegmentEnd, write_segment
+from headrace.log.sealed.entries_file import EntriesWriter
+from headrace.log.sealed.segment import ENTRIES_LOST, SealedSegment, SegmentEnd, write_segment
+from headrace.log.snapshots import snapshot
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, read_label, walk
 from headrace.message import Batch
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID, uuid4
 
-from headrace.log import snapshot
 from headrace.log.damage.inspection import (
     GoodRange,
     InspectedSegment,
@@ -33,6 +32,7 @@ from headrace.log.damage.inspection import (
     numbers,
 )
 from headrace.log.recovery import is_topics_alone
+from headrace.log.snapshots import snapshot
 
 Keep = Literal["before", "after"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import DamagedError
-from headrace.log import snapshot, watermark
+from headrace.log import watermark
 from headrace.log.damage.inspection import (
     InspectedSegment,
     Problem,
@@ -26,6 +26,7 @@ from headrace.log.files import has_writer
 from headrace.log.proof.chain import Chain
 from headrace.log.proof.log_chain import FILE
 from headrace.log.recovery import REPAIRING, STATE_MISSING
+from headrace.log.snapshots import snapshot
 
 _LOOKS: Final = 5
 """Attempts to read files that a running hub may be changing."""

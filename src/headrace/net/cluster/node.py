@@ -34,8 +34,8 @@ from headrace.hub.publishing.intake import PrimaryAnswer, PublishIntake, parse_b
 from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.sequence import Hub
 from headrace.log import Log
-from headrace.log.snapshot import Snapshot
-from headrace.log.start_after_snapshot import install
+from headrace.log.snapshots.snapshot import Snapshot
+from headrace.log.snapshots.start_after import install
 from headrace.message import node_id
 from headrace.net.cluster.parcel_door import MAX_QUEUED, ParcelHost, ParcelStream
 from headrace.net.cluster.peer_connections import DialledStream

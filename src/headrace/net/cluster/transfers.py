@@ -29,7 +29,7 @@ from headrace.hub.compact_batches import compacted
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.replication_frames import pack
-from headrace.log.snapshot import Snapshot, parse
+from headrace.log.snapshots.snapshot import Snapshot, parse
 from headrace.message import Batch
 from headrace.net.cluster.parcel_door import ParcelStream
 from headrace.wire.parcel.body import GetSnapshot, NewState, Prepare, SnapshotPart

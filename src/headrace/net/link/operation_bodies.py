@@ -15,7 +15,7 @@ from headrace.hub.compact_batches import compacted
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.log.replication_frames import pack
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.message import Batch
 from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, Piece
 from headrace.wire.link.message import ENTRIES, ROWS_BYTES, body_of

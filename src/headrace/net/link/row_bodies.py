@@ -20,7 +20,7 @@ from headrace.hub.cursor import EncodedCache
 from headrace.hub.filtered_read import beginning, read_passing, spread
 from headrace.hub.filters import Filter
 from headrace.log import Log
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.message import Batch, merge
 from headrace.wire.link.message import MAX_ANSWER, MAX_HEAD, MAX_MESSAGE, ROWS_BYTES, Buffer, body_of
 from headrace.wire.link.plain_rows import batches_body

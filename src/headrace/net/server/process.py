@@ -35,7 +35,7 @@ from headrace.hub.sequence import CommitReceiver, Hub
 from headrace.hub.services.objects import ServicePolicy, obey
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
-from headrace.log.start_after_snapshot import check_original
+from headrace.log.snapshots.start_after import check_original
 from headrace.message import node_id
 from headrace.net.cluster.node import ClusterNode
 from headrace.net.routing.roles import Routing

@@ -16,7 +16,7 @@ from headrace.client.link.requests import LinkSession, Make, check
 from headrace.errors import UnexpectedError, UsageError
 from headrace.log import Log
 from headrace.log.replication_frames import unpack
-from headrace.log.snapshot import Snapshot, parse
+from headrace.log.snapshots.snapshot import Snapshot, parse
 from headrace.message import Batch
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import LinkMessage

@@ -29,8 +29,8 @@ from headrace.errors import LostRangeError, StorageError, UsageError
 from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.log import Log
-from headrace.log.snapshot import Snapshot
-from headrace.log.start_after_snapshot import begin, is_log
+from headrace.log.snapshots.snapshot import Snapshot
+from headrace.log.snapshots.start_after import begin, is_log
 from headrace.message import Batch, Run
 from headrace.net.server.accepting.tls import HubTls
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact

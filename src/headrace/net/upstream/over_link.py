@@ -41,7 +41,7 @@ from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenNewest, WhenOpened, WhenPublished
 from headrace.log import Log
-from headrace.log.start_after_snapshot import begin, begin_anew, is_log, note_copy
+from headrace.log.snapshots.start_after import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
 from headrace.net.server.accepting.tls import HubTls
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact

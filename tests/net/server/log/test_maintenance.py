@@ -25,7 +25,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.state import entry
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
-from headrace.log.sealed import SealedSegment
+from headrace.log.sealed.segment import SealedSegment
 from headrace.log.store import remove_files
 from headrace.message import Batch, Run
 from headrace.net.server import process as servers

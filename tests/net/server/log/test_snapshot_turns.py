@@ -11,8 +11,9 @@ from headrace.config import load
 from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import ServiceKind, create
 from headrace.hub.state_parts import StateParts
-from headrace.log import Log, snapshot
-from headrace.log.snapshot_pieces import in_pieces
+from headrace.log import Log
+from headrace.log.snapshots import snapshot
+from headrace.log.snapshots.pieces import in_pieces
 from headrace.message import Batch, Run
 from headrace.net.server.log.maintenance import LogMaintenance
 

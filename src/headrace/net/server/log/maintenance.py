@@ -20,7 +20,7 @@ from headrace.errors import DamagedError, FullError, StorageError
 from headrace.hub.consumers.cursors import Consumers, remove, use
 from headrace.hub.consumers.unused import UnusedConsumers
 from headrace.hub.sequence import Hub
-from headrace.log.snapshot_pieces import Section, in_pieces
+from headrace.log.snapshots.pieces import Section, in_pieces
 from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
 from headrace.net.server.machine.disk_room import DiskRoom

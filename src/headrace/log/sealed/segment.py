@@ -1,9 +1,9 @@
 """Sealed segments: plain Arrow IPC files that any Arrow reader opens, each with an index of checksums.
 
 ``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in sequence
-order without a hole: messages only. Entries of the log lie beside it (:mod:`~headrace.log.entries_file`). ``N.index``
-has for each record batch the position of its IPC message, the sequence numbers and times it covers, and the CRC32C of
-the message. We read by the index alone: the CRC is checked **before** pyarrow sees a byte, because a flipped bit in
+order without a hole: messages only. Entries of the log lie beside it (:mod:`~headrace.log.sealed.entries_file`).
+``N.index`` has for each record batch the position of its IPC message, the sequence numbers and times it covers, and the
+CRC32C of the message. We read by the index alone: the CRC is checked **before** pyarrow sees a byte, because a flipped bit in
 Arrow's metadata can give wrong data, or worse, without an error. The bytes around the record batches (magic, schema,
 footer) matter to other readers only; ``log verify`` checks their CRC. ``N.topics`` tells which record batches hold
 which topics (:mod:`~headrace.log.topics.segment_topics`); readers of few topics skip the others.
@@ -29,10 +29,10 @@ import pyarrow as pa
 
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
-from headrace.log.entries_file import EntriesFile, EntriesWriter
 from headrace.log.files import Descriptor, check_version, making, write_whole
 from headrace.log.frame import times
-from headrace.log.sized_cache import SizedCache
+from headrace.log.sealed.entries_file import EntriesFile, EntriesWriter
+from headrace.log.sealed.sized_cache import SizedCache
 from headrace.log.tail import FileHeader
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import (

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import DamagedError, UsageError
-from headrace.log import snapshot as snapshots
 from headrace.log import watermark
 from headrace.log.checksum import crc32c
 from headrace.log.files import WriterLock, sync_directory, translating, write_whole
 from headrace.log.proof.log_chain import SECTION, write_chain
-from headrace.log.snapshot import Snapshot
+from headrace.log.snapshots import snapshot as snapshots
+from headrace.log.snapshots.snapshot import Snapshot
 from headrace.log.tail import TailFile
 
 COPY: Final = "copy"

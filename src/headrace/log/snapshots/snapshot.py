@@ -2,7 +2,7 @@
 
 A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid, the
 operation and the newest message, all under one CRC32C. A large state comes, and is written, in pieces
-(:mod:`~headrace.log.snapshot_pieces`): nobody has to wait for all of it. The two newest are kept: if one is damaged or
+(:mod:`~headrace.log.snapshots.pieces`): nobody has to wait for all of it. The two newest are kept: if one is damaged or
 of another log it is skipped and counted, and the older one is used, as long as the log still has what follows it.
 """
 
@@ -21,7 +21,7 @@ import msgspec
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
 from headrace.log.files import check_version, sync_directory, write_whole
-from headrace.log.snapshot_pieces import Section, binary_header, in_pieces, map_header
+from headrace.log.snapshots.pieces import Section, binary_header, in_pieces, map_header
 
 KEPT: Final = 2
 

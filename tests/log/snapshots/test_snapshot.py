@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
-from headrace.log.snapshot import KEPT, Snapshot, newest, parse, paths, read, serialize, write
+from headrace.log.snapshots.snapshot import KEPT, Snapshot, newest, parse, paths, read, serialize, write
 
 UUID_ = UUID("00112233-4455-6677-8899-aabbccddeeff")
 OTHER = UUID("99999999-4455-6677-8899-aabbccddeeff")

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import DamagedError
 from headrace.log import Log
-from headrace.log.snapshot import Snapshot
-from headrace.log.start_after_snapshot import begin, begin_anew, is_log
+from headrace.log.snapshots.snapshot import Snapshot
+from headrace.log.snapshots.start_after import begin, begin_anew, is_log
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 

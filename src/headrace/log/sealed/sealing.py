@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.log import frame
-from headrace.log.entries_file import EntriesWriter
 from headrace.log.proof.chain import ChainExtension
-from headrace.log.sealed import SealedSegment, SegmentEnd, write_segment
+from headrace.log.sealed.entries_file import EntriesWriter
+from headrace.log.sealed.segment import SealedSegment, SegmentEnd, write_segment
 from headrace.log.tail import TailFile
 from headrace.message import SCHEMA, Batch, Offsets, Run, column_type, envelope_rows
 

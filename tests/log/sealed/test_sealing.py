@@ -13,9 +13,10 @@ from tests.log.content import batch, columns, flat, operations, place, submitted
 from tests.log.test_tail import create, write
 
 from headrace.errors import DamagedError
-from headrace.log import sealed, sealing
-from headrace.log.sealed import SegmentIndex
-from headrace.log.sealing import record_batches, seal
+from headrace.log.sealed import sealing
+from headrace.log.sealed import segment as sealed
+from headrace.log.sealed.sealing import record_batches, seal
+from headrace.log.sealed.segment import SegmentIndex
 from headrace.message import SCHEMA, Batch, messages
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.log.content import SOAK, batch, columns, entries, flat, operations
 
 from headrace.errors import DamagedError
-from headrace.log import sealed
-from headrace.log.entries_file import EntriesFile, EntriesWriter
-from headrace.log.sealed import SealedSegment, SegmentEnd, SegmentIndex, write_segment
-from headrace.log.sized_cache import SizedCache
+from headrace.log.sealed import segment as sealed
+from headrace.log.sealed.entries_file import EntriesFile, EntriesWriter
+from headrace.log.sealed.segment import SealedSegment, SegmentEnd, SegmentIndex, write_segment
+from headrace.log.sealed.sized_cache import SizedCache
 from headrace.log.tail import FileHeader
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch
 

@@ -10,9 +10,10 @@ import pytest
 from tests.log.content import append, append_entries, batch, content_of, flat, operations, restore, seal_all
 
 from headrace.errors import DamagedError, LockedError
-from headrace.log import Log, start_after_snapshot
-from headrace.log.snapshot import Snapshot
-from headrace.log.start_after_snapshot import install
+from headrace.log import Log
+from headrace.log.snapshots import start_after as start_after_snapshot
+from headrace.log.snapshots.snapshot import Snapshot
+from headrace.log.snapshots.start_after import install
 
 UUID_OF_THE_CLUSTER = UUID(int=7)
 SNAPSHOT = Snapshot(UUID_OF_THE_CLUSTER, 700, 500, {"services": b"state"})

@@ -2,7 +2,7 @@
 
 ``N.arrow`` holds messages only, for any Arrow reader. ``N.entries`` has the header of the tail they were in, and the
 frames of its log entries, with labels of their own. Who reads messages never opens it; nodes and copies of a log, and a
-hub that restores its state, read both (:meth:`headrace.log.sealed.SealedSegment.read_ops`).
+hub that restores its state, read both (:meth:`headrace.log.sealed.segment.SealedSegment.read_ops`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Sealed segments: how they are written, read and cached."""
