@@ -13,8 +13,8 @@ from tests.tls.conftest import TlsHub
 from typer.testing import CliRunner, Result
 
 from headrace.cli import app
-from headrace.cli.terminal import contexts
-from headrace.cli.terminal.running_hub import RunningHub, find_running_hub
+from headrace.cli.hubs import contexts
+from headrace.cli.hubs.running_hub import RunningHub, find_running_hub
 from headrace.errors import UnreachableError
 from headrace.testing import Hub
 

@@ -29,11 +29,11 @@ from headrace.cli.cluster import cluster
 from headrace.cli.consumers import consumers
 from headrace.cli.context import context
 from headrace.cli.demo import command as demo
+from headrace.cli.hubs.contexts import use_for_tls
 from headrace.cli.keys import keys
 from headrace.cli.log import log
 from headrace.cli.pipeline import pipeline
 from headrace.cli.services import services
-from headrace.cli.terminal.contexts import use_for_tls
 from headrace.cli.terminal.exits import RootGroup
 from headrace.cli.terminal.help_text import add_command
 from headrace.cli.verify import command as verify

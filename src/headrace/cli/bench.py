@@ -223,8 +223,8 @@ def _hub() -> Iterator[Callable[[], Doors]]:
     """Run a hub for as long as the block runs; give a function that waits for its doors."""
     import tempfile
 
+    from headrace.cli.hubs.ready_file import read_ready_file
     from headrace.cli.terminal.child_process import ChildProcess
-    from headrace.cli.terminal.ready_file import read_ready_file
 
     hub = ChildProcess("bench-hub")
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:

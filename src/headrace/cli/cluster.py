@@ -111,7 +111,7 @@ def vouch(
     those that have most, until a majority votes; a node that lost nothing counts. Messages that none of them has are
     lost. It asks first.
     """
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
 
     settings = load_settings(config, data)
     directory = settings.node.data / "log"
@@ -125,7 +125,7 @@ def vouch(
 
 def _rename_log(directory: Path) -> Path:
     """Rename a log that no process has open; return its new path."""
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
     from headrace.log.files import translating
     from headrace.log.snapshots.start_after import is_log
 

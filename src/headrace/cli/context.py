@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.terminal.contexts import (
+from headrace.cli.hubs.contexts import (
     file_of_contexts,
     load_contexts,
     make_context,

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from headrace.cli.terminal.access import Credentials, remedy_for_refusal
-from headrace.cli.terminal.local_hubs import LocalHub, local_hubs
+from headrace.cli.hubs.access import Credentials, remedy_for_refusal
+from headrace.cli.hubs.local_hubs import LocalHub, local_hubs
+from headrace.cli.hubs.running_hub import find_running_hub
 from headrace.cli.terminal.output import open_to_everyone, size
-from headrace.cli.terminal.running_hub import find_running_hub
 from headrace.config import DOORS, Address, Settings
 from headrace.errors import HeadraceError, RefusedError, UsageError
 from headrace.platforms import allow_open_files

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess, run_client
+from headrace.cli.hubs.access import HubAccess, run_client
 from headrace.cli.terminal.options import (
     ClientId,
     Count,

@@ -40,7 +40,7 @@ def reload(
     asked over the link, which needs the right admin.
     """
     if url is None and (data is not None or config is not None):
-        from headrace.cli.terminal.running_hub import find_running_hub
+        from headrace.cli.hubs.running_hub import find_running_hub
 
         directory = load_settings(config, data).node.data
         hub = find_running_hub(directory / "log")

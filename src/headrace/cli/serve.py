@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli.terminal.first_key import with_first_key
+from headrace.cli.hubs.first_key import with_first_key
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.output import console, counted, open_to_everyone
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
@@ -251,7 +251,7 @@ async def _serve(server: Server, ready_file: Path | None, announce: Callable[[Se
 
 def _naming_the_other_hub(error: ConfigError) -> ConfigError:
     """Explain why a door cannot listen, if another hub is what listens there."""
-    from headrace.cli.terminal.local_hubs import hub_at
+    from headrace.cli.hubs.local_hubs import hub_at
     from headrace.config import Address
 
     if not error.key.startswith("listen."):
@@ -319,7 +319,7 @@ def _reload_on_signal(running: Sequence[Server], stop: asyncio.Event) -> None:
 @contextlib.contextmanager
 def _ready(server: Server, ready_file: Path | None) -> Iterator[None]:
     """Keep the ready file for as long as every door accepts."""
-    from headrace.cli.terminal.ready_file import read_ready_file
+    from headrace.cli.hubs.ready_file import read_ready_file
 
     if ready_file is None:
         yield
@@ -337,7 +337,7 @@ def _ready(server: Server, ready_file: Path | None) -> Iterator[None]:
 
 def _in_use(ready_file: Path) -> bool:
     """Return whether a ready file belongs to another hub that is running."""
-    from headrace.cli.terminal.ready_file import read_ready_file
+    from headrace.cli.hubs.ready_file import read_ready_file
 
     found = read_ready_file(ready_file)
     if found is None or found.pid is None or found.pid == os.getpid():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess, run_client
+from headrace.cli.hubs.access import HubAccess, run_client
 from headrace.cli.terminal.help_text import add_command, make_group
 from headrace.cli.terminal.options import (
     ClientId,

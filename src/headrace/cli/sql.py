@@ -94,7 +94,7 @@ def sql(
 
 def _committed(settings: Any, client_id: str | None) -> int | None:
     """Return the last message that the running hub has committed: its files may have later ones."""
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
 
     try:
         hub = find_running_hub(settings.node.data / "log", find_credentials(client_id))

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from headrace.cli.terminal.access import HubAccess, run_client
+from headrace.cli.hubs.access import HubAccess, run_client
 from headrace.cli.terminal.exits import FAILED, TERMINATED
 from headrace.cli.terminal.options import (
     HUB_PANEL,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from headrace.cli.hubs.access import HubAccess, run_client
 from headrace.cli.terminal import completion
-from headrace.cli.terminal.access import HubAccess, run_client
 from headrace.cli.terminal.options import (
     ClientId,
     Count,

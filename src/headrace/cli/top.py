@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-from headrace.cli.terminal.access import HubAccess, remedy_for_refusal
+from headrace.cli.hubs.access import HubAccess, remedy_for_refusal
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,

@@ -21,10 +21,10 @@ from typing import Final
 
 import typer
 
+from headrace.cli.hubs.first_key import with_first_key
 from headrace.cli.pipeline.run import Params, parse_params
 from headrace.cli.serve import Format, Insecure, Level, ReadyFile
 from headrace.cli.terminal.exits import USAGE_ERROR, exit_with_code
-from headrace.cli.terminal.first_key import with_first_key
 from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
@@ -152,7 +152,7 @@ class _Watcher:
 
     def _doors(self) -> dict[str, str] | None:
         """Return the addresses of the hub's doors, once its ready file names them."""
-        from headrace.cli.terminal.ready_file import read_ready_file
+        from headrace.cli.hubs.ready_file import read_ready_file
 
         ready, process = read_ready_file(self._ready), self._hub.process
         return ready.doors if ready is not None and process is not None and ready.pid == process.pid else None

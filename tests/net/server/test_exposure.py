@@ -13,7 +13,7 @@ from tests.net.conftest import Start
 from tests.net.raw import running_hub
 
 from headrace.cli import doctor_checks, top
-from headrace.cli.terminal.first_key import with_first_key
+from headrace.cli.hubs.first_key import with_first_key
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError
 from headrace.net.server.process import Server

@@ -19,10 +19,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace.cli.hubs.ready_file import read_ready_file
 from headrace.cli.terminal.child_process import ChildProcess
 from headrace.cli.terminal.exits import USAGE_ERROR, exit_with_code
 from headrace.cli.terminal.options import load_settings
-from headrace.cli.terminal.ready_file import read_ready_file
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
 from headrace.errors import UnreachableError

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headrace.cli.terminal.access import Credentials
+from headrace.cli.hubs.access import Credentials
 from headrace.cli.terminal.options import (
     ClientId,
     Config,
@@ -90,7 +90,7 @@ def scan(
 ) -> Iterator[Batch]:
     """Read the committed messages of a log's files, beside a hub or without."""
     from headrace.archive.past import open_whole
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
 
     hub = find_running_hub(directory, credentials)
     try:

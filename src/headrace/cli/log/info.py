@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cli.terminal.access import Credentials
+from headrace.cli.hubs.access import Credentials
 from headrace.cli.terminal.options import (
     ClientId,
     Config,
@@ -47,7 +47,7 @@ def info(config: Config = None, data: Data = None, client_id: ClientId = None, a
 def _facts(directory: Path, credentials: Credentials | None) -> dict[str, Any]:
     """Return all facts about a log, as JSON has them; times are UTC."""
     from headrace.archive.past import ArchivedPast, open_whole
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
 
     hub = find_running_hub(directory, credentials)
     with open_whole(directory) as log:

@@ -48,7 +48,7 @@ def repair(
     given to other messages, the log gets a new uuid, so that nobody takes it for the old one. Where only the hub's own
     entries are lost, every message stays; the hub's state is then that of a later snapshot, or begins empty.
     """
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
     from headrace.log.damage import repair as repairing
 
     directory = existing_log(load_settings(config, data))

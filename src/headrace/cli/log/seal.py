@@ -23,7 +23,7 @@ def seal(config: Config = None, data: Data = None, client_id: ClientId = None, a
 
     A running hub is asked to do it, at its http door; without a hub it is done here.
     """
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
     from headrace.log import Log
 
     settings = load_settings(config, data)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from headrace.cli.hubs.access import Credentials
 from headrace.cli.pipeline.progress import failure_line, live_line
 from headrace.cli.terminal import completion
-from headrace.cli.terminal.access import Credentials
 from headrace.cli.terminal.options import (
     HUB_PANEL,
     ClientId,

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import typer
 
+from headrace.cli.hubs.access import HubAccess
 from headrace.cli.pipeline.progress import progress_line
 from headrace.cli.pipeline.run import Servers, default_servers
-from headrace.cli.terminal.access import HubAccess
 from headrace.cli.terminal.exits import FAILED, JOB_FAILED
 from headrace.cli.terminal.options import ClientId, Json, find_credentials
 from headrace.cli.terminal.output import console, open_to_everyone, print_json, wants_json

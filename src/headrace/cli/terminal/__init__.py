@@ -1,1 +1,1 @@
-"""What the commands share: their options, the hub they talk to, what they print, how they end."""
+"""What the commands share: their options, what they read and print, how they end."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from headrace.cli.hubs.access import Credentials, HubAccess
+from headrace.cli.hubs.contexts import current_context, key_of
 from headrace.cli.terminal import completion
-from headrace.cli.terminal.access import Credentials, HubAccess
-from headrace.cli.terminal.contexts import current_context, key_of
 from headrace.cli.terminal.exits import DEBUG_VARIABLE
 from headrace.config import DOORS, Settings, load
 from headrace.config.first_key import KEY as FIRST_KEY

@@ -71,7 +71,7 @@ def copy_at(
 
 def _committed(directory: Path, settings: Settings, client_id: str | None, tail: int) -> int:
     """Return the last message that the running hub has committed: its files may have later ones."""
-    from headrace.cli.terminal.running_hub import find_running_hub
+    from headrace.cli.hubs.running_hub import find_running_hub
 
     try:
         hub = find_running_hub(directory, find_credentials(client_id, settings))

@@ -3,10 +3,10 @@
 ``N.arrow`` is an Arrow IPC file in the envelope's schema, its buffers LZ4-compressed, its record batches in sequence
 order without a hole: messages only. Entries of the log lie beside it (:mod:`~headrace.log.sealed.entries_file`).
 ``N.index`` has for each record batch the position of its IPC message, the sequence numbers and times it covers, and the
-CRC32C of the message. We read by the index alone: the CRC is checked **before** pyarrow sees a byte, because a flipped bit in
-Arrow's metadata can give wrong data, or worse, without an error. The bytes around the record batches (magic, schema,
-footer) matter to other readers only; ``log verify`` checks their CRC. ``N.topics`` tells which record batches hold
-which topics (:mod:`~headrace.log.topics.segment_topics`); readers of few topics skip the others.
+CRC32C of the message. We read by the index alone: the CRC is checked **before** pyarrow sees a byte, because a flipped
+bit in Arrow's metadata can give wrong data, or worse, without an error. The bytes around the record batches (magic,
+schema, footer) matter to other readers only; ``log verify`` checks their CRC. ``N.topics`` tells which record batches
+hold which topics (:mod:`~headrace.log.topics.segment_topics`); readers of few topics skip the others.
 
 The files are mapped while they are read, and never rewritten or truncated. Recently unpacked record batches are cached,
 for readers that proceed in small steps.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.terminal.first_key import with_first_key
+from headrace.cli.hubs.first_key import with_first_key
 from headrace.cli.terminal.options import find_credentials
 from headrace.config import load
 from headrace.errors import ConfigError

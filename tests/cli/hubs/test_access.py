@@ -11,7 +11,7 @@ from tests.cli.test_pub_link import facts, url
 from tests.hubprocess import HubProcess
 
 from headrace.cli import services
-from headrace.cli.terminal.access import Credentials
+from headrace.cli.hubs.access import Credentials
 
 CLIENT, KEY = "00112233445566778899aabb", "a key of its own"
 

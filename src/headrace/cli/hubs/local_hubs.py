@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.cli.terminal.access import Credentials
-from headrace.cli.terminal.running_hub import RunningHub, find_running_hub
+from headrace.cli.hubs.access import Credentials
+from headrace.cli.hubs.running_hub import RunningHub, find_running_hub
 from headrace.config import Address
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})

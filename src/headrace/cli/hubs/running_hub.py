@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.cli.terminal.access import Credentials, remedy_for_refusal
+from headrace.cli.hubs.access import Credentials, remedy_for_refusal
 from headrace.config import Address
 from headrace.errors import HeadraceError, RefusedError, UnreachableError, UsageError
 from headrace.log.files import holder

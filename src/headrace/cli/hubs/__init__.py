@@ -1,0 +1,1 @@
+"""Which hub a command talks to: saved contexts, hubs that run here, addresses and credentials."""
