@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import bench
-from headrace.cli.verify.copies import LogCopy
+from headrace.cli.operate.verify.copies import LogCopy
 from headrace.log import Log
 from headrace.log.proof import resumable_sha256
 from headrace.log.proof.chain import ChainExtension

@@ -19,7 +19,7 @@ from functools import cache
 import bench
 from bench._peers import Headrace, Peer, running
 from bench.backbone import delivery, round_trips
-from headrace.cli.keys.local_authority import LocalAuthority
+from headrace.cli.operate.keys.local_authority import LocalAuthority
 
 _CA_VARIABLE = "HEADRACE_CA"
 

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 import headrace
-from headrace.cli.demo.processes import JOBS, started_processes
+from headrace.cli.run.demo.processes import JOBS, started_processes
 
 IMG = Path(__file__).resolve().parent.parent / "docs" / "img"
 PAGES = (
@@ -191,7 +191,7 @@ def _arrange(page: Any, name: str) -> None:
 def main(seconds: float) -> None:
     """Run the demo, and take pictures of it."""
     with started_processes((*JOBS, "verify")) as stage:
-        from headrace.cli.demo.picture import draw
+        from headrace.cli.run.demo.picture import draw
         from headrace.demo.play import Play
 
         play = Play(stage.doors, vehicles=24, seconds=seconds, spark=stage.spark_end)

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from headrace import web
 from headrace.cli import app
-from headrace.cli.serve import _reload_on_signal
+from headrace.cli.run.serve import _reload_on_signal
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, HeadraceError
 from headrace.message import Batch, Run

@@ -82,7 +82,7 @@ def test_the_first_help_fits_a_screen_and_has_groups() -> None:
     lines = terminal.shown.splitlines()
     assert len(lines) <= 50
     assert all(len(line) <= 80 for line in lines)
-    for panel in ("Run a hub, and look at it", "Use one", "Its log, its cluster, Spark"):
+    for panel in ("Run a hub and watch it", "Use a hub", "Operate a hub: log, cluster, keys, Spark"):
         assert f"─ {panel} ─" in terminal.shown
     assert "2 usage error" in terminal.shown
     for name in get_command(app).commands:

@@ -1,6 +1,7 @@
 """The ``headrace`` command.
 
-One module per command; ``app`` lists them, and ``terminal`` has what they share.
+One module or package per command, in the groups of ``headrace --help``: ``run``, ``use``, ``operate``. ``app`` lists
+them; ``terminal`` has what they share, and ``hubs`` tells which hub they talk to.
 
 These modules import the standard library, typer, settings and errors, nothing else. Each function imports what is heavy
 (asyncio, numba, pyarrow, uvloop, aiohttp, and all packages that need them) when it runs, so that ``--help`` and shell

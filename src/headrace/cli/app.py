@@ -7,36 +7,21 @@ from typing import Annotated, Final
 import typer
 
 from headrace import __version__
-from headrace.cli import (
-    audit,
-    backup,
-    bench,
-    conform,
-    decode,
-    doctor,
-    match,
-    pub,
-    reload,
-    replay,
-    serve,
-    sql,
-    sub,
-    tail,
-    top,
-    up,
-)
-from headrace.cli.cluster import cluster
-from headrace.cli.consumers import consumers
-from headrace.cli.context import context
-from headrace.cli.demo import command as demo
 from headrace.cli.hubs.contexts import use_for_tls
-from headrace.cli.keys import keys
-from headrace.cli.log import log
-from headrace.cli.pipeline import pipeline
-from headrace.cli.services import services
+from headrace.cli.operate import audit, backup, decode, reload
+from headrace.cli.operate.cluster import cluster
+from headrace.cli.operate.keys import keys
+from headrace.cli.operate.log import log
+from headrace.cli.operate.pipeline import pipeline
+from headrace.cli.operate.verify import command as verify
+from headrace.cli.run import bench, conform, doctor, serve, top, up
+from headrace.cli.run.demo import command as demo
 from headrace.cli.terminal.exits import RootGroup
 from headrace.cli.terminal.help_text import add_command
-from headrace.cli.verify import command as verify
+from headrace.cli.use import match, pub, replay, sql, sub, tail
+from headrace.cli.use.consumers import consumers
+from headrace.cli.use.context import context
+from headrace.cli.use.services import services
 
 HELP: Final = "A message hub: many protocols in, one verified sequence, Spark pipelines out."
 EXAMPLES: Final = """\
@@ -55,9 +40,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_RUN: Final = "Run a hub, and look at it"
-_USE: Final = "Use one"
-_KEEP: Final = "Its log, its cluster, Spark"
+_RUN: Final = "Run a hub and watch it"
+_USE: Final = "Use a hub"
+_OPERATE: Final = "Operate a hub: log, cluster, keys, Spark"
 
 add_command(app, "up", *up.EXAMPLES, panel=_RUN, short="Run the hub, its dashboard and the Spark pipeline.")(
     up.up
@@ -103,34 +88,38 @@ app.add_typer(
     short_help="Save how a hub is reached: add, use, list, remove.",
 )
 app.add_typer(
-    log, name="log", rich_help_panel=_KEEP, short_help="A log's files: show, check, export, seal, repair."
+    log, name="log", rich_help_panel=_OPERATE, short_help="A log's files: show, check, export, seal, repair."
 )
 add_command(
-    app, "verify", *verify.EXAMPLES, panel=_KEEP, short="Prove that copies are equal, or extend a checkpoint."
+    app,
+    "verify",
+    *verify.EXAMPLES,
+    panel=_OPERATE,
+    short="Prove that copies are equal, or extend a checkpoint.",
 )(verify.verify)
-app.add_typer(cluster, name="cluster", rich_help_panel=_KEEP, short_help="Show a cluster, replace a node.")
+app.add_typer(cluster, name="cluster", rich_help_panel=_OPERATE, short_help="Show a cluster, replace a node.")
 app.add_typer(
-    pipeline, name="pipeline", rich_help_panel=_KEEP, short_help="Spark jobs over a hub's messages."
+    pipeline, name="pipeline", rich_help_panel=_OPERATE, short_help="Spark jobs over a hub's messages."
 )
 app.add_typer(
     keys,
     name="keys",
-    rich_help_panel=_KEEP,
+    rich_help_panel=_OPERATE,
     short_help="Client ids, keys, tokens, certificates: make, revoke.",
 )
-add_command(app, "audit", *audit.EXAMPLES, panel=_KEEP, short="Who was let in, refused what, changed what.")(
-    audit.audit
-)
 add_command(
-    app, "backup", *backup.EXAMPLES, panel=_KEEP, short="Save a log and its hub's state in an archive."
+    app, "audit", *audit.EXAMPLES, panel=_OPERATE, short="Who was let in, refused what, changed what."
+)(audit.audit)
+add_command(
+    app, "backup", *backup.EXAMPLES, panel=_OPERATE, short="Save a log and its hub's state in an archive."
 )(backup.backup)
-add_command(app, "restore", *backup.RESTORE_EXAMPLES, panel=_KEEP, short="Begin a log anew from a backup.")(
-    backup.restore
-)
-add_command(app, "reload", *reload.EXAMPLES, panel=_KEEP, short="Have a hub load its principals again.")(
+add_command(
+    app, "restore", *backup.RESTORE_EXAMPLES, panel=_OPERATE, short="Begin a log anew from a backup."
+)(backup.restore)
+add_command(app, "reload", *reload.EXAMPLES, panel=_OPERATE, short="Have a hub load its principals again.")(
     reload.reload
 )
-add_command(app, "decode", *decode.EXAMPLES, panel=_KEEP, short="Print the frames in captures.")(
+add_command(app, "decode", *decode.EXAMPLES, panel=_OPERATE, short="Print the frames in captures.")(
     decode.decode
 )
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.cli.conftest import Command, Run
-from tests.cli.test_pub_link import facts, url
+from tests.cli.use.test_pub_link import facts, url
 from tests.hubprocess import HubProcess
 
-from headrace.cli import services
 from headrace.cli.hubs.access import Credentials
+from headrace.cli.use import services
 
 CLIENT, KEY = "00112233445566778899aabb", "a key of its own"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli import pub
 from headrace.cli.terminal import help_text, output, positions, rendering
 from headrace.cli.terminal.rendering import LineFormat, json_line, render, render_messages, visible
+from headrace.cli.use import pub
 from headrace.message import Message
 
 payloads = st.lists(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=5)

@@ -12,8 +12,8 @@ from rich.console import Console
 from tests.net.conftest import Start
 from tests.net.raw import running_hub
 
-from headrace.cli import doctor_checks, top
 from headrace.cli.hubs.first_key import with_first_key
+from headrace.cli.run import doctor_checks, top
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError
 from headrace.net.server.process import Server

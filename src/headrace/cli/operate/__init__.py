@@ -1,0 +1,1 @@
+"""Commands for who operates a hub: its log, its cluster, its keys, Spark."""

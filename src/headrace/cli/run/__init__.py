@@ -1,0 +1,1 @@
+"""Commands that run a hub, measure it or look at it."""

@@ -1,0 +1,1 @@
+"""Commands that use a hub: publish, read, query, subscribe."""
