@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import spark_partition_id
 
 from headrace.spark import map_in_arrow, register
 from headrace.spark.runtime.session import is_connect
@@ -21,7 +22,7 @@ def numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def main(place: Path) -> None:
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    spark = SparkSession.builder.remote("local[3]").getOrCreate()
     assert is_connect(spark)
     with Hub() as hub:
         servers = hub.doors["tube_tcp"]
@@ -40,6 +41,11 @@ def main(place: Path) -> None:
         writer.trigger(availableNow=True).start().awaitTermination()
         print(read.option("topic", "out").load().count())
         publish(rows, servers)
+        # As many partitions as the server, which nobody has told the source, runs tasks at a time.
+        with hub.connect_sync("tube") as link:
+            link.publish([b"x"] * 40_000)
+        every = spark.read.format("headrace").option("servers", servers).load()
+        print(every.select(spark_partition_id()).distinct().count())
     spark.stop()
 
 

@@ -28,7 +28,7 @@ def test_read_write_register_and_streams_through_connect(tmp_path: Path) -> None
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["100", "100", "100", "100", "refused"]
+    assert done.stdout.split() == ["100", "100", "100", "100", "refused", "3"]
 
 
 def test_jobs_say_that_they_need_a_jvm() -> None:

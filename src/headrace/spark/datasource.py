@@ -1,7 +1,7 @@
 """``format("headrace")``: the data source of that name, and its registration.
 
 Spark finds data sources by itself in packages whose names begin with ``pyspark_``: ours is ``pyspark_headrace``.
-:func:`register` is for sessions that do not look there, and tells the source how many cores there are.
+:func:`register` is for sessions that do not look there.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from headrace.spark.options import (
     parse_sink_options,
     parse_source_options,
 )
+from headrace.spark.runtime.driver_settings import tasks_at_a_time
 from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.spark.runtime.session import is_connect
 from headrace.spark.sink.writer import BatchWriter, StreamWriter
 from headrace.spark.source.planner_strategies import SOURCE, for_threads, read_in_columns
-from headrace.spark.source.reader import SequenceReader, SequenceStreamReader, cores, schema_of
+from headrace.spark.source.reader import SequenceReader, SequenceStreamReader, schema_of
 from headrace.spark.spark_release import HAS_STREAM_WRITER, RELEASE
 
 
@@ -36,7 +37,8 @@ class HeadraceDataSource(DataSource):
     """The source and the sink, as a stream or as a batch."""
 
     parallelism: int | None = None
-    """Tasks that run at a time; ``None``: as many as the driver's machine has cores."""
+    """Tasks that ran at a time when the source was registered, if the session was asked; what a plan is made for is
+    judged when it is made (:mod:`~headrace.spark.runtime.driver_settings`)."""
 
     @classmethod
     def name(cls) -> str:
@@ -51,13 +53,13 @@ class HeadraceDataSource(DataSource):
         """``spark.read``."""
         options = parse_source_options(self.options, stream=False)
         _check_schema(schema, options)
-        return SequenceReader(options, self.parallelism or cores())
+        return SequenceReader(options, tasks_at_a_time(self.parallelism))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """``spark.readStream``."""
         options = parse_source_options(self.options, stream=True)
         _check_schema(schema, options)
-        return SequenceStreamReader(options, self.parallelism or cores())
+        return SequenceStreamReader(options, tasks_at_a_time(self.parallelism))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """``df.write``."""

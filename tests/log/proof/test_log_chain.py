@@ -55,6 +55,11 @@ def test_the_same_chain_for_any_segments_and_restarts(
             log.close()
             log = Log.open(directory, fsync="never")
     assert log.chain.at(log.head) == recomputed(log)
+    # In any order: each is told from what was asked for before.
+    for seq in [*range(log.head, -1, -2), *range(log.head + 1)]:
+        told = Chain(log.uuid).extended((each.to_arrow() for each in log.scan(1, seq)), seq)
+        assert log.chain.at(seq) == told
+        assert log.chain.told(seq) == told
     log.close()
 
 
@@ -260,6 +265,9 @@ def test_a_snapshot_from_before_the_newest_seal_has_its_own_chain(tmp_path: Path
     # Once what it needs is removed, a copy has to begin without: it is told nothing rather than something wrong.
     log.write_snapshot(log.head_op, log.head, {})
     log.retain(0, retain_bytes=0, retain_us=None, holds={})
+    assert Chain.parse(parse(log.packed_snapshot(state)).sections["chain"], "section") == expected
+    log.close()
+    log = Log.open(tmp_path, fsync="never")
     assert dict(parse(log.packed_snapshot(state)).sections) == {}
     log.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -28,6 +29,7 @@ from headrace.spark.source.planning import split
 from headrace.spark.source.reader import SPARK_SCHEMA, SequenceReader, SequenceStreamReader
 
 ALL = ReadAllAvailable()
+CLIENT = "00112233445566778899aabb"
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,8 @@ def test_where_a_stream_begins(filled: Hub) -> None:
         ({"startingTimestamp": "1000"}, 0),
         ({"startingTimestamp": "99999999999999"}, 1000),
     ):
-        assert stream(filled, **options).initialOffset() == {"log": log, "seq": seq}  # type: ignore[arg-type]
+        offset = stream(filled, **options).initialOffset()  # type: ignore[arg-type]
+        assert offset == {"log": log, "seq": seq, "history": offset["history"]}
     assert later > 1
     with pytest.raises(UsageError, match="the log's head is 1000"):
         stream(filled, startingOffsets="1002").initialOffset()
@@ -193,12 +196,13 @@ def test_a_stream_far_behind_loses_nothing_while_retention_goes_on(tmp_path: Pat
         add(kept, made.slice(0, 3))
         reader = stream(hub, archive=str(tmp_path / "archive"), startingOffsets="earliest")
         start = reader.initialOffset()
-        reader.partitions(start, start | {"seq": 2})
+        second = {"log": start["log"], "seq": 2}
+        reader.partitions(start, second)
         trimmed(hub)
         assert hub.head().first > 5
         add(kept, made.slice(3, hub.head().head - 5))
-        begin, end = start | {"seq": 2}, reader.latestOffset(start, ALL)
-        found = read_by(reader, reader.partitions(begin, end))
+        end = reader.latestOffset(start, ALL)
+        found = read_by(reader, reader.partitions(second, end))
         assert [row["seq"] for row in found] == list(range(3, hub.head().head + 1))
         close_links()
 
@@ -214,13 +218,14 @@ def test_limits_count_what_is_in_the_archive(tmp_path: Path) -> None:
         reader = stream(hub, archive=str(tmp_path / "archive"), startingOffsets="earliest")
         start = reader.initialOffset()
         assert reader.latestOffset(start, ReadMaxRows(7))["seq"] == 7
-        assert reader.latestOffset(start | {"seq": 9}, ReadMaxRows(7))["seq"] == 16
+        log = {"log": start["log"]}
+        assert reader.latestOffset(log | {"seq": 9}, ReadMaxRows(7))["seq"] == 16
         [first, second, *_] = open_table(str(tmp_path / "archive")).files(1, head)
         assert reader.latestOffset(start, ReadMaxBytes(1))["seq"] == 1
         assert reader.latestOffset(start, ReadMaxBytes(first.size))["seq"] == 10
         assert 10 < reader.latestOffset(start, ReadMaxBytes(first.size + second.size // 2))["seq"] < 20
         assert reader.latestOffset(start, ReadMaxBytes(1 << 40))["seq"] == head - 2
-        assert reader.latestOffset(start | {"seq": head - 2}, ReadMaxBytes(1 << 40))["seq"] == head
+        assert reader.latestOffset(log | {"seq": head - 2}, ReadMaxBytes(1 << 40))["seq"] == head
         close_links()
 
 
@@ -369,6 +374,75 @@ def test_a_log_that_lost_its_end_is_not_read_again(filled: Hub, caplog: pytest.L
     assert caplog.text.count("messages 1001 to 1200 are lost") == 1
 
 
+def lose_the_end(hub: Hub, read: Callable[[], Any]) -> None:
+    """Have a hub lose its unsynced end, which somebody has read, and number other messages the same."""
+    hub.publish([b"kept"] * 10)
+    hub.kill9()
+    kept = hub.directory / "kept"
+    shutil.copytree(hub.data, kept)
+    hub.restart()
+    hub.publish([b"lost"] * 10)
+    read()
+    hub.kill9()
+    shutil.rmtree(hub.data)
+    kept.rename(hub.data)
+    hub.restart()
+    hub.publish([b"other"] * 15)
+
+
+def test_messages_that_were_numbered_again_are_noticed(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    offsets: list[dict[str, Any]] = []
+
+    def read() -> None:
+        reader = stream(hub, startingOffsets="earliest")
+        offsets.append(reader.initialOffset())
+        for most in (10, 5, 5):
+            offsets.append(reader.latestOffset(offsets[-1], ReadMaxRows(most)))
+
+    lose_the_end(hub, read)
+    _, common, middle, end = offsets
+    assert [each["seq"] for each in offsets] == [0, 10, 15, 20]
+    assert stream(hub).latestOffset(common, ALL)["seq"] == 25
+    for ask in (
+        lambda: stream(hub).latestOffset(end, ALL),
+        lambda: stream(hub).latestOffset(middle, ALL),
+        lambda: stream(hub).partitions(common, end),
+    ):
+        with pytest.raises(UsageError, match="has lost its end") as told:
+            ask()
+    assert end["history"] in str(told.value)
+    with hub.link() as link:
+        [now] = link.head(history=[20]).history
+    assert now in str(told.value)
+    # Who asked to go on does so, with the history that there is, and is told once.
+    reader = stream(hub, failOnDataLoss="false")
+    with caplog.at_level("WARNING", "headrace.spark"):
+        after = reader.latestOffset(end, ALL)
+        reader.latestOffset(end, ALL)
+    assert (after["seq"], caplog.text.count("has lost its end")) == (25, 1)
+    assert stream(hub).latestOffset(after, ALL) == after
+    # A checkpoint without fingerprints goes on as it did.
+    assert stream(hub).latestOffset({"log": end["log"], "seq": 20}, ALL)["seq"] == 25
+
+
+def test_a_client_that_may_not_read_everything_is_told_no_fingerprint(start: Callable[..., Hub]) -> None:
+    other = CLIENT[::-1]
+    hub = start(
+        "auth.required=true",
+        f'auth.clients={{{other} = "all"}}',
+        f"access.some.client_id={CLIENT}",
+        "access.some.key=few",
+        "access.some.allow=read a/**",
+    )
+    with hub.link(client_id=other, key="all") as link:
+        link.publish([b"x"], topic="b")
+        [told] = link.head(history=[1]).history
+        assert told is not None
+        assert link.head(history=[2]).history == (None,)
+    with hub.link(client_id=CLIENT, key="few") as link:
+        assert link.head(history=[1, 0]).history == (None, None)
+
+
 def test_a_hold_is_not_what_is_available(hub: Hub) -> None:
     """Else a query that keeps one, and is run every hour, would find what the run before left each time."""
     hub.publish([b"x"] * 10)
@@ -435,6 +509,14 @@ def test_a_checkpoint_of_another_log_stops_with_both_named(
         copy(spark, filled, tmp_path)
     assert filled.head().log in str(told.value)
     assert other.head().log in str(told.value)
+
+
+@pytest.mark.spark
+def test_a_query_is_told_that_the_hub_has_lost_its_end(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
+    lose_the_end(hub, lambda: copy(spark, hub, tmp_path))
+    with pytest.raises(PySparkException, match="has lost its end") as told:
+        copy(spark, hub, tmp_path)
+    assert "Begin with a new checkpoint" in str(told.value)
 
 
 @pytest.mark.spark

@@ -85,6 +85,9 @@ class Extent:
     """The directory of the log on the hub's machine."""
     reach: int | None = None
     """The last message within the bytes asked about, if any were."""
+    history: tuple[str | None, ...] = ()
+    """The fingerprints of the history that were asked for; ``None`` where the hub does not know it, or does not tell it
+    to a client that may not read everything."""
 
 
 class LinkClient(StateRequests):
@@ -183,11 +186,20 @@ class LinkClient(StateRequests):
 
     # Looking
 
-    async def head(self, *, from_seq: int | None = None, size: int | None = None) -> Extent:
-        """Return the log's range; and, as ``reach``, about how far ``size`` bytes from ``from_seq`` on go."""
-        answer = await self._connection.call(lambda n: ask.HeadRequest(id=n, first=from_seq, bytes=size))
+    async def head(
+        self, *, from_seq: int | None = None, size: int | None = None, history: Sequence[int] = ()
+    ) -> Extent:
+        """Return the log's range.
+
+        ``reach`` is about how far ``size`` bytes from ``from_seq`` on go. ``history`` has a fingerprint of the messages
+        up to each of those named, at most two: where it differs, two logs have different messages up to there.
+        """
+        answer = await self._connection.call(
+            lambda n: ask.HeadRequest(id=n, first=from_seq, bytes=size, history=tuple(history))
+        )
         fields = ("first", "head", "first_time", "head_time", "path", "reach")
-        return Extent(self.log, *(answer.head.get(each) for each in fields))  # type: ignore[arg-type]
+        told = answer.head.get("history") or [None] * len(history)
+        return Extent(self.log, *(answer.head.get(each) for each in fields), tuple(told))  # type: ignore[arg-type,call-arg]
 
     async def first_at(self, time: int) -> int:
         """Return the first sequence number stamped at ``time`` (µs since 1970) or later, or ``head + 1``."""

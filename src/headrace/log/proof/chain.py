@@ -33,6 +33,8 @@ from headrace.message import Offsets
 BLOCK: Final = 65_536
 """Messages of a block."""
 DIGEST_BYTES: Final = 32
+FINGERPRINT: Final = 32
+"""Hexadecimal digits of a fingerprint."""
 
 _GENESIS: Final = b"headrace chain 1"
 _HEAD: Final = struct.Struct("<8s16sQQQB")
@@ -96,6 +98,14 @@ class Chain:
     def open_digest(self) -> bytes | None:
         """The digest of the open block's messages so far; ``None`` if they are not known."""
         return None if self.open is None else Sha256(self.open).digest()
+
+    @property
+    def fingerprint(self) -> str | None:
+        """A short text that stands for every message up to ``through``; ``None`` if not all of them are known."""
+        value, rest = self.value, self.open_digest
+        if value is None or rest is None:
+            return None
+        return hashlib.sha256(value + rest).hexdigest()[:FINGERPRINT]
 
     def digest(self, block: int) -> bytes | None:
         """The digest of a full block, if it is known."""

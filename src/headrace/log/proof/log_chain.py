@@ -31,6 +31,9 @@ SECTION: Final = "chain"
 
 _READ_BYTES: Final = 4 << 20
 
+_ASKED: Final = 32
+"""Chains that were asked for and are kept."""
+
 _STEP: Final = 1 << 20
 """Messages that a lagging chain is extended by at a time: about a second's work."""
 
@@ -51,8 +54,8 @@ class LogChain:
         self._log = log
         self._path = log.directory / FILE
         self._kept: Chain | None = None
-        self._reached: Chain | None = None
-        """The furthest chain that somebody has asked for: the next who asks goes on from there."""
+        self._asked: dict[int, Chain] = {}
+        """The chains that were asked for last, the newest last: whoever asks for a later one goes on from there."""
         self._lock = threading.Lock()
 
     def load(self, *, sync: bool) -> None:
@@ -75,7 +78,7 @@ class LogChain:
             kept = self._read() if self._kept is None else self._kept
             fitting = self._fitting(kept)
             if fitting is not self._kept:
-                self._kept, self._reached = fitting, None
+                self._kept, self._asked = fitting, {}
             return fitting
 
     def extension(self, first: int, last: int) -> ChainExtension | None:
@@ -102,12 +105,29 @@ class LogChain:
 
     def at(self, seq: int) -> Chain:
         """The chain up to a committed message, in memory."""
-        kept, reached = self.kept, self._reached
-        chain = reached if reached is not None and kept.through < reached.through <= seq else kept
-        if seq < chain.through:
-            return self._extended(self._back_to(chain, seq), seq)
-        self._reached = chain = self._extended(chain, seq)
+        kept, asked = self.kept, self._asked
+        if (found := asked.get(seq)) is not None:
+            return found
+        # Readers ask again and again, each a little further on.
+        nearest = max((at for at in tuple(asked) if at < seq), default=0)
+        chain = kept
+        if kept.through > seq or nearest > kept.through:
+            near = asked.get(nearest)
+            useful = near is not None and (
+                nearest > kept.through or block_of(nearest + 1) == block_of(seq + 1)
+            )
+            chain = near if near is not None and useful else self._back_to(kept, seq)
+        chain = self._extended(chain, seq)
+        with self._lock:
+            if asked is self._asked:
+                asked[seq] = chain
+                while len(asked) > _ASKED:
+                    del asked[next(iter(asked))]
         return chain
+
+    def told(self, seq: int) -> Chain | None:
+        """The chain up to a message, if it is at hand."""
+        return self._asked.get(seq)
 
     def _extended(self, chain: Chain, last: int) -> Chain:
         return chain.extended(_rows(self._log, chain.through + 1, last), last)

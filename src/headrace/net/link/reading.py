@@ -6,7 +6,8 @@ take a while, and are done in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -69,22 +70,44 @@ class LinkReading:
     def head(self, connection: LinkConnection, request: ask.HeadRequest, _body: memoryview) -> None:
         """Answer the log's range."""
         log = self._log
-        more: dict[str, object] = {}
-        if request.first is not None and request.bytes is not None:
-            more["reach"] = log.reach(request.first, request.bytes)
-        connection.answer(
-            request.id,
-            **more,
-            # Who reads the files themselves reads every topic.
-            path=str(log.directory.resolve()) if connection.principal.reads_everything else "",
-            log=str(log.uuid),
-            first=log.first,
-            first_here=log.first_here,
-            head=log.head,
-            first_time=log.first_time(),
-            head_time=log.last_time if log.head else None,
-            ops=[log.first_op, log.head_op],
-        )
+
+        def tell(history: list[str | None]) -> None:
+            more: dict[str, object] = {}
+            if request.first is not None and request.bytes is not None:
+                more["reach"] = log.reach(request.first, request.bytes)
+            if request.history:
+                more["history"] = history
+            connection.answer(
+                request.id,
+                **more,
+                # Who reads the files themselves reads every topic.
+                path=str(log.directory.resolve()) if connection.principal.reads_everything else "",
+                log=str(log.uuid),
+                first=log.first,
+                first_here=log.first_here,
+                head=log.head,
+                first_time=log.first_time(),
+                head_time=log.last_time if log.head else None,
+                ops=[log.first_op, log.head_op],
+            )
+
+        # A digest confirms a guess at what a message says.
+        if not request.history or not connection.principal.reads_everything:
+            tell([None] * len(request.history))
+        elif all(seq > log.head or log.chain.told(seq) is not None for seq in request.history):
+            tell(self._fingerprints(request.history))
+        else:
+            self._background.answer(connection, request.id, tell, self._fingerprints, request.history)
+
+    def _fingerprints(self, history: Sequence[int]) -> list[str | None]:
+        """The fingerprints of the history up to some messages, if known here; runs in a thread unless at hand."""
+        found: list[str | None] = []
+        for seq in history:
+            with suppress(TrimmedError):
+                found.append(self._log.chain.at(seq).fingerprint if seq <= self._log.head else None)
+                continue
+            found.append(None)
+        return found
 
     def read(self, connection: LinkConnection, request: ask.ReadRequest, _body: memoryview) -> None:
         """Send a range of messages as the log is now."""

@@ -183,6 +183,17 @@ def another_log(before: str, now: str, what: str = "checkpoint") -> str:
     )
 
 
+def another_history(seq: int, before: str, now: str, log: str) -> str:
+    """Make the error text for an offset of a history that the log does not have."""
+    return (
+        f"the checkpoint has read up to message {seq} of log {log} with the history {before}, but the hub's log has "
+        f"the history {now} up to there: it has lost its end (a power failure, a copy that was put back) and numbered "
+        "other messages the same. Some that were read no longer exist, and some that exist were not read. Begin with "
+        "a new checkpoint, at the first message that was not read; or go on after this message with "
+        "failOnDataLoss=false"
+    )
+
+
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join small batches into ones that are worth their overhead."""
     waiting: list[pa.RecordBatch] = []

@@ -18,10 +18,11 @@ from pyspark.sql.types import StructType
 
 from headrace.spark.datasource import HeadraceDataSource, register_kind
 from headrace.spark.options import SourceOptions, as_text, parse_source_options
+from headrace.spark.runtime.driver_settings import tasks_at_a_time
 from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.spark.source.planning import split
 from headrace.spark.source.range_rows import LogRange, read_range
-from headrace.spark.source.reader import SequencePartition, SequenceReader, SequenceStreamReader, cores
+from headrace.spark.source.reader import SequencePartition, SequenceReader, SequenceStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,12 +56,14 @@ class RangesDataSource(HeadraceDataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         """Make the reader of a batch."""
-        return RangesReader(parse_source_options(self.options, stream=False), self.parallelism or cores())
+        return RangesReader(
+            parse_source_options(self.options, stream=False), tasks_at_a_time(self.parallelism)
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """Make the reader of a stream."""
         return RangesStreamReader(
-            parse_source_options(self.options, stream=True), self.parallelism or cores()
+            parse_source_options(self.options, stream=True), tasks_at_a_time(self.parallelism)
         )
 
 

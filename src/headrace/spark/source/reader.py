@@ -1,7 +1,9 @@
 """The source: the sequence as rows, as a stream or as a batch.
 
-An offset is ``{"log": uuid, "seq": n}``: everything up to ``n`` has been read. The range between two offsets is cut
-into partitions (:mod:`~headrace.spark.source.planning`), and executors read them
+An offset is ``{"log": uuid, "seq": n, "history": fingerprint}``: everything up to ``n`` has been read, and the
+fingerprint is that of all those messages (:attr:`~headrace.log.proof.chain.Chain.fingerprint`). A log that has lost its
+end, or was restored from a copy, numbers other messages the same: then the fingerprints differ, and the query is told.
+The range between two offsets is cut into partitions (:mod:`~headrace.spark.source.planning`), and executors read them
 (:mod:`~headrace.spark.source.range_rows`). Nothing else is kept: a stream that resumes from its checkpoint, on another
 machine or after a restart of the hub, needs only its offset.
 
@@ -11,6 +13,7 @@ that keeps a hold, which is an entry of the log, does not wake itself.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +24,6 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UsageError
 from headrace.message import SCHEMA
-from headrace.platforms import usable_cores
 from headrace.spark.options import SourceOptions
 from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.spark.source.archived_rows import first_archived_at
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
     from headrace.archive import ArchiveTable
     from headrace.client.link.client import Extent
+
+logger = logging.getLogger("headrace.spark")
 
 SPARK_SCHEMA: Final = from_arrow_schema(SCHEMA)
 """The envelope as Spark has it."""
@@ -94,12 +98,17 @@ class _Reader:
         hide_from_collector("read")
 
     def _extent(
-        self, *, at_once: bool = False, from_seq: int | None = None, size: int | None = None
+        self,
+        *,
+        at_once: bool = False,
+        from_seq: int | None = None,
+        size: int | None = None,
+        history: Sequence[int] = (),
     ) -> Extent:
         from headrace.spark.hub_connections import link
 
         with link(self._options.access, at_once=at_once) as client:
-            return client.head(from_seq=from_seq, size=size)
+            return client.head(from_seq=from_seq, size=size, history=history)
 
     def _archive(self, extent: Extent, first: int) -> ArchiveTable | None:
         """Return the archive's newest version, as far as it matters to a reader that is at ``first``."""
@@ -200,6 +209,8 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         self._held = 0
         self._reported = 0
         """The last lost message that was reported."""
+        self._other_history: str | None = None
+        """The fingerprint of another history that was reported."""
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Return the beginning of a new query; called once in a query's life."""
@@ -207,7 +218,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
         start = self._start(self._options.starting or "latest", extent)
         if self._options.hold is not None:
             self._hold(start + 1)
-        return _offset(extent.log, start)
+        return self._offset(extent, start)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Return the end of the next batch."""
@@ -233,14 +244,14 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
             end = min(end, archive_reach(table.files(oldest, table.through), oldest, most_bytes))
         elif most_bytes is not None and extent.reach is not None:
             end = min(end, max(extent.reach, begin + 1))
-        return _offset(extent.log, end)
+        return self._offset(extent, end, start)
 
     if not HAS_LIMITS:
 
         def latestOffset(self) -> Offset:  # type: ignore[misc]  # noqa: N802
             """Return the head: before PySpark 4.2, a micro-batch is all that there is."""
             extent = self._look()
-            return _offset(extent.log, extent.head)
+            return self._offset(extent, extent.head)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a batch that the options set."""
@@ -252,7 +263,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """Return the head, to show how far behind a query is."""
-        return None if self._known is None else _offset(self._known.log, self._known.head)
+        return None if self._known is None else {"log": self._known.log, "seq": self._known.head}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of a query that reads what exists now."""
@@ -260,7 +271,8 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the partitions of one batch."""
-        extent = self._look(start)
+        # What is of the history of the batch's end is of that of its start.
+        extent = self._look(end)
         last = _seq(end)
         if last > extent.head:
             # The batch was planned by another node's head, or before the hub lost the end of its log.
@@ -297,7 +309,7 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def _look(
         self,
-        offset: Mapping[str, Any] | None = None,
+        offset: Offset | None = None,
         *,
         at_once: bool = False,
         from_seq: int | None = None,
@@ -305,11 +317,43 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
     ) -> Extent:
         from headrace.spark.source.range_rows import another_log
 
-        extent = self._extent(at_once=at_once, from_seq=from_seq, size=size)
+        checked = () if offset is None or "history" not in offset else (_seq(offset),)
+        extent = self._extent(at_once=at_once, from_seq=from_seq, size=size, history=checked)
         if offset is not None and offset.get("log") != extent.log:
             raise UsageError(another_log(str(offset.get("log")), extent.log))
+        if offset is not None:
+            self._check_history(offset, extent)
         self._known = extent
         return extent
+
+    def _offset(self, extent: Extent, seq: int, start: Offset | None = None) -> Offset:
+        """Return the offset after a message, with the fingerprint of the history up to there if the hub tells it.
+
+        It is that of the history of ``start``, which is asked for in the same request.
+        """
+        checked = start if start is not None and "history" in start else None
+        found = self._extent(history=(seq,) if checked is None else (_seq(checked), seq))
+        if checked is not None:
+            self._check_history(checked, found)
+        offset = {"log": extent.log, "seq": seq}
+        history = found.history[-1]
+        return offset if history is None else {**offset, "history": history}
+
+    def _check_history(self, offset: Offset, extent: Extent) -> None:
+        """Check that the log has the messages up to an offset that were read."""
+        if extent.history and extent.history[0] not in (None, offset.get("history")):
+            self._report_history(offset, str(extent.history[0]), extent)
+
+    def _report_history(self, offset: Offset, found: str, extent: Extent) -> None:
+        """Report that the log has other messages up to an offset than those that were read."""
+        from headrace.spark.source.range_rows import another_history
+
+        problem = another_history(_seq(offset), str(offset["history"]), found, extent.log)
+        if self._options.fail_on_data_loss:
+            raise UsageError(problem)
+        if found != self._other_history:
+            self._other_history = found
+            logger.warning("%s; going on after it", problem)
 
     def _hold(self, seq: int) -> None:
         from headrace.spark.hub_connections import link
@@ -341,15 +385,6 @@ def _oldest(extent: Extent, table: ArchiveTable | None) -> int:
     if table is None or table.through < extent.first - 1:
         return extent.first
     return min(extent.first, table.first)
-
-
-def cores() -> int:
-    """Return the number of tasks expected to run at a time by default: this machine's cores."""
-    return usable_cores()
-
-
-def _offset(log: str, seq: int) -> Offset:
-    return {"log": log, "seq": seq}
 
 
 def _seq(offset: Mapping[str, Any]) -> int:

@@ -54,6 +54,10 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     id: Id
 
 
+MAX_HISTORIES: Final = 2
+"""Fingerprints that one request asks for."""
+
+
 class HelloRequest(_Request, frozen=True, kw_only=True):
     """Open the link."""
 
@@ -63,10 +67,16 @@ class HelloRequest(_Request, frozen=True, kw_only=True):
 
 
 class HeadRequest(_Request, frozen=True, kw_only=True):
-    """Ask how far the log reaches; with ``first``, how far ``bytes`` reach from there."""
+    """Ask how far the log reaches; with ``first``, how far ``bytes`` reach from there.
+
+    With ``history``, ask for the fingerprints of the log's history up to each of these messages.
+    """
 
     first: Seq | None = None
     bytes: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
+    history: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)], ...], Meta(max_length=MAX_HISTORIES)
+    ] = ()
 
 
 class StatusRequest(_Request, frozen=True, kw_only=True):

@@ -30,9 +30,10 @@ from headrace.spark.jobs.match.push import DispatcherConnection
 from headrace.spark.jobs.match.share import ENTRIES, Changes, Share
 from headrace.spark.jobs.match.tables import SubscriptionTables
 from headrace.spark.options import SourceOptions, parse_source_options
+from headrace.spark.runtime.driver_settings import tasks_at_a_time
 from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.spark.source.range_rows import REWOUND, TRIMMED, LogRange, another_log, read_range
-from headrace.spark.source.reader import Offset, SequencePartition, SequenceStreamReader, cores
+from headrace.spark.source.reader import Offset, SequencePartition, SequenceStreamReader
 from headrace.wire.attribute.messages import MatcherPush, serialize
 from headrace.wire.attribute.push_parts import split
 
@@ -113,7 +114,7 @@ class FleetReader(SequenceStreamReader):
     """Plans micro-batches as the source does, and gives each share a task."""
 
     def __init__(self, fleet: Fleet) -> None:
-        super().__init__(fleet.options, cores())
+        super().__init__(fleet.options, tasks_at_a_time())
         self._fleet = fleet
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
