@@ -85,14 +85,14 @@ class EveryDoor(Load):
         """Read the service by SPP: no count in it goes back."""
         url = f"spp://{node.wired['spp']}"
         newest: dict[str, int] = {}
-        lives = self.lives(node.node)
+        life = self.life
         while not self.stopping:
             with contextlib.suppress(HeadraceError, TimeoutError):
                 async with closing(headrace.connect(url)) as client:
                     await client.open()
                     async with asyncio.timeout(5), client.subscribe(_SERVICE) as service:
                         value = service.value if isinstance(service.value, dict) else {}
-                        if lives != (lives := self.lives(node.node)):
+                        if life != (life := self.life):
                             newest.clear()
                         for name, count in value.items():
                             assert count >= newest.get(name, 0), f"service went back: {value} after {newest}"

@@ -77,8 +77,8 @@ class Load:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._newest: dict[str, int] = {}
         self._consumed: set[int] = set()
-        self._lives = 0
-        self._losses: dict[str, int] = {}
+        self.life = 0
+        """How often all was read anew: what was said before an allowed loss binds nobody any more."""
 
     async def start(self) -> None:
         """Begin to publish and to read."""
@@ -104,24 +104,13 @@ class Load:
         self._newest.clear()
         self._consumed.clear()
         self._before = before
-        self._lives += 1
+        self.life += 1
         for node in self.nodes:
             self.read_by(f"follow at {node.node}", self._follow(node.tube, before + 1))
             self.read_by(f"fyrehose at {node.node}", self._receive(node.wired["fyrehose"], before + 1))
         # Another one each time: the hub remembers a consumer, and what it has not acknowledged.
-        name = f"consumer/{before}/{self._lives}"
+        name = f"consumer/{before}/{self.life}"
         self._reading[name] = asyncio.create_task(self._consume(name, self.nodes[-1].tube, before + 1))
-
-    def lost_memory(self, node: str) -> None:
-        """Expect nothing of a node but what it says from now on; the others have what it lost."""
-        self._losses[node] = self._losses.get(node, 0) + 1
-
-    def lives(self, node: str) -> tuple[int, int]:
-        """How often all was read anew, and a node has lost its memory: then nothing said before binds any more."""
-        return self._lives, self._losses.get(node, 0)
-
-    def _called(self, node: str | None) -> str | None:
-        return node if node not in self._losses else f"{node} after loss {self._losses[node]}"
 
     async def progress(self, count: int = 3) -> None:
         """Wait until messages that are sent from now on are acknowledged."""
@@ -173,7 +162,7 @@ class Load:
 
     def read_by(self, name: str, given: AsyncIterator[Message]) -> None:
         """Have a reader at work, whose numbers must be whole."""
-        name = f"{name} ({self._lives})"
+        name = f"{name} ({self.life})"
         self._newest[name] = 0
 
         async def take() -> None:
@@ -206,7 +195,7 @@ class Load:
             while not self.stopping:
                 payloads = self.payloads(name, count, self.random.choice((1, 1, 2, 20)))
                 count += len(payloads)
-                op, called = self.history.invoked(name, payloads), self._called(node)
+                op = self.history.invoked(name, payloads)
                 try:
                     answer = await publisher.publish(payloads, topic=f"faults/{name}")
                 except RefusedError as error:
@@ -214,7 +203,7 @@ class Load:
                 except HeadraceError as error:
                     self.history.failed(op, str(error))
                 else:
-                    self.history.acknowledged(op, answer.first, answer.last, called)
+                    self.history.acknowledged(op, answer.first, answer.last, node)
                     self.acknowledged += len(payloads)
                 await asyncio.sleep(self.random.choice((0.002, 0.01, 0.03)) * self.pace)
 
@@ -250,14 +239,14 @@ class Load:
             while not self.stopping:
                 count += 1
                 [payload] = self.payloads("post", count, 1)
-                op, called = self.history.invoked(f"post{count}", [payload]), self._called(node.node)
+                op = self.history.invoked(f"post{count}", [payload])
                 body = {"payload": payload.decode(), "topic": "faults/post"}
                 try:
                     url = f"http://{node.wired['http']}/api/messages"
                     async with session.post(url, json=body, headers={"X-Headrace": "1"}) as answer:
                         told = await answer.json()
                         if answer.status == 200:
-                            self.history.acknowledged(op, told["seq"], told["seq"], called)
+                            self.history.acknowledged(op, told["seq"], told["seq"], node.node)
                             self.acknowledged += 1
                         else:
                             self.history.failed(op, str(told))
@@ -303,11 +292,11 @@ class Load:
         """Ask where the head is."""
         async with closing(await _link(node.tube)) as link:
             while not self.stopping:
-                since, life, called = len(self.history), self._lives, self._called(node.node) or ""
+                since, life = len(self.history), self.life
                 with contextlib.suppress(HeadraceError):
                     extent = await link.head()
-                    if life == self._lives and called == self._called(node.node):
-                        self.history.told("watch", called, extent.head, since)
+                    if life == self.life:
+                        self.history.told("watch", node.node, extent.head, since)
                 await asyncio.sleep(0.03)
 
     # Readers

@@ -172,7 +172,6 @@ class Ordeal:
         node = self.nodes[number]
         await self.spare_majority(number)
         certain = await asyncio.to_thread(node.lose_power, self.random)
-        self.ended(number)
         node.machine.heal()
         if not self.alone or self.fsync == "always":
             await asyncio.to_thread(node.restart)
@@ -193,15 +192,6 @@ class Ordeal:
         if not self.alone and self.fsync != "always":
             others = [node for place, node in enumerate(self.nodes) if place != number]
             await until("the others work", lambda: all(status(each)["mode"] == "WRK" for each in others))
-
-    def ended(self, number: int) -> None:
-        """Expect of a cluster's node that has ended nothing of what it said before.
-
-        A node knows after a restart about how much was committed, and the rest when it hears the others: until then its
-        head may be behind what it was.
-        """
-        if not self.alone:
-            self.load.lost_memory(self.nodes[number].directory.name)
 
     def ready(self, number: int) -> tuple[int, str]:
         """What ``/readyz`` says."""
@@ -287,7 +277,6 @@ async def _while(
 async def killed(ordeal: Ordeal, number: int) -> None:
     """Kill it, and start it again."""
     ordeal.nodes[number].kill9()
-    ordeal.ended(number)
     await asyncio.sleep(ordeal.random.choice((0.0, 0.3)))
     await asyncio.to_thread(ordeal.restart, number)
 
@@ -426,9 +415,8 @@ async def power_lost_everywhere(ordeal: Ordeal, number: int) -> None:
     if ordeal.fsync != "always":
         await ordeal.lose_power(number)
         return
-    for each, node in enumerate(ordeal.nodes):
+    for node in ordeal.nodes:
         await asyncio.to_thread(node.lose_power, ordeal.random)
-        ordeal.ended(each)
     await asyncio.gather(*(asyncio.to_thread(node.restart) for node in ordeal.nodes))
 
 

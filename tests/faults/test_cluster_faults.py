@@ -7,18 +7,16 @@ until one of them fails.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 from tests.conftest import SOAK
 from tests.faults.ordeal import ALL_FAULTS, Ordeal, faults_of
 from tests.faults.processes import FaultyTrio
+from tests.seeds import chosen_seeds
 from tests.system.observing import status
 
-# Read on import: tests run without the shell's settings.
-_COUNT = int(os.environ.get("HEADRACE_SEEDS") or (100 if SOAK else 2))
-SEEDS = [int(os.environ["HEADRACE_SEED"])] if os.environ.get("HEADRACE_SEED") else range(1, _COUNT + 1)
+SEEDS = chosen_seeds(1, 100 if SOAK else 2)
 
 ROUNDS = 4
 SETTINGS = ("log.segment_bytes=64KiB", "log.segment_seconds=0.5", "log.snapshot_seconds=0.5")

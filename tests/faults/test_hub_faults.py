@@ -7,7 +7,6 @@ many seeds.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from random import Random
 
@@ -16,10 +15,9 @@ from tests.clusterprocess import Wires
 from tests.conftest import SOAK
 from tests.faults.ordeal import FAULTS, Ordeal, faults_of
 from tests.faults.processes import FaultyHub
+from tests.seeds import chosen_seeds
 
-# Read on import: tests run without the shell's settings.
-_COUNT = int(os.environ.get("HEADRACE_SEEDS") or (100 if SOAK else 6))
-SEEDS = [int(os.environ["HEADRACE_SEED"])] if os.environ.get("HEADRACE_SEED") else range(1, _COUNT + 1)
+SEEDS = chosen_seeds(1, 100 if SOAK else 6)
 
 ROUNDS = 5
 SETTINGS = ("log.segment_bytes=64KiB", "log.segment_seconds=0.3", "log.snapshot_seconds=0.3")

@@ -174,6 +174,15 @@ class Process:
             for message in batch:
                 self.world.shown(self, message.seq, message.payload, message.time)
         self.committed.append((self.world.network.now, self.log.head_op))
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell whoever asks where the head is, if that is known; it never goes back, over all lives."""
+        if self.hub.head_doubt() is not None:
+            return
+        if self.log.head < self.node.told:
+            raise BrokenPromiseError(f"{self.node.name} tells of head {self.log.head} after {self.node.told}")
+        self.node.told = self.log.head
 
     def _wake(self) -> None:
         if not self._turn_due:
@@ -214,6 +223,7 @@ class Process:
             if "disk" not in str(facts["problem"]):
                 raise BrokenPromiseError(f"{self.node.name} does not tell that its disk hangs")
         self.clock.now()
+        self.tell()
         if self.cluster.beginning_anew.is_set():
             self.world.begins_anew(self.node)
         else:
@@ -320,6 +330,8 @@ class Node:
         """What it is started with, if that is not left to chance."""
         self.before: list[tuple[float, int]] = []
         """What it knew to be committed, and since when."""
+        self.told = 0
+        """The last head that it told anybody."""
         self.ended = 0.0
         """When it was ended, or its disk was last known to do anything before that."""
 
@@ -344,6 +356,7 @@ class Node:
             if process.known < known:
                 raise BrokenPromiseError(f"{self.name} knew {known} to be committed, and now {process.known}")
         with machine.acting(process.loop):
+            process.tell()
             process.start()
 
     @property

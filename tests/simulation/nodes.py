@@ -10,6 +10,7 @@ alone have to bear (lost, repeated and reordered parcels) is in :mod:`tests.simu
 - two nodes show different messages under one number, or one shows a number twice or out of order,
 - a publisher is told a number under which there is something else, or two numbers for one message,
 - a node is started again, without a loss, and does not know what it had committed a second before,
+- a node tells of a head that is behind one it has told of, in any of its lives,
 - a node shows ``WRK`` and no primary,
 - a node vouches for anything after a sync has failed, or keeps its place or silence while its disk hangs,
 - a message is stamped later than a right clock could have, or earlier than the one before,

@@ -91,6 +91,8 @@ class CatchUp:
             )
             return True
         state.cut_back(agreed)
+        # Whatever was committed, and so all that was ever shown, is in the log that a view starts from.
+        state.shown = target.last
         state.history = history
         state.joined = True
         state.persist()

@@ -83,6 +83,9 @@ class ReplicaState:
         self.tail = tail
         self.synced = tail
         self.commit = min(max(state.commit, commit), tail)
+        self.shown = tail
+        """Nothing after this operation was shown as committed before this replica began. If something was lost, that is
+        not so before it has recovered."""
         self.sync_token = 0
         """Number of cuts: a sync that began before one says nothing about what was appended after it."""
         self._effects: list[Effect] = []
@@ -96,6 +99,14 @@ class ReplicaState:
     def durable(self) -> int:
         """Last operation that this node may vouch for."""
         return self.synced if self.synced_only else self.tail
+
+    def is_no_step_back(self, head: int) -> bool:
+        """Whether a log that shows all up to ``head`` shows at least what this node ever did.
+
+        A node that is started again has noted about how much was committed. It may have shown the rest of its log, too,
+        so it does not know where its head was before the cluster has committed that, or gone on without it.
+        """
+        return self.status is not Status.RECOVERING and head >= self.shown
 
     @property
     def primary(self) -> int | None:

@@ -86,6 +86,9 @@ class Hub:
         self.counters = Counters()
         self.state = state or HubState()
         self.state.restore(log)
+        self.head_doubt: Callable[[], str | None] = lambda: None
+        """Says why the log's head may be behind what this hub has shown before a restart, if so. Whoever asks for the
+        head meanwhile waits, or is told why there is no answer."""
         self.doors: list[CommitReceiver] = []
         self.sequencer: Sequencer | None = None
         """The hub that numbers what is submitted here; ``None`` for this one."""

@@ -30,11 +30,12 @@ from headrace.web.access.sessions import Sessions
 from headrace.web.answers import as_json
 from headrace.web.api.handlers import Api
 from headrace.web.api.operations import Operations
-from headrace.web.api.services import ServiceHandlers
-from headrace.web.api.sql import SqlHandlers
+from headrace.web.api.services import PUBLIC, ServiceHandlers
+from headrace.web.api.sql import ASK, SqlHandlers
 from headrace.web.refusals import refusal
 from headrace.web.stream_holder import HeldStreams
 from headrace.web.streams.door import StreamDoor
+from headrace.web.streams.requests import PREFIX
 
 MAX_CONNECTIONS: Final = 128
 """Connections to this door. They have a budget of their own: health checks answer when every other door is full."""
@@ -44,6 +45,9 @@ KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 2.0
 LINGER_SECONDS: Final = 1.0
 """How long the rest of a request is taken that was answered before it was whole."""
+
+_READING: Final = (PREFIX, PUBLIC, "/api/messages", "/api/tail", "/api/service", "/api/topics")
+"""Paths of what is in the log, or follows from it."""
 
 _MISTAKES: Final = (HttpProcessingError, PayloadEncodingError, ConnectionError)
 """Errors that are the peer's."""
@@ -326,12 +330,20 @@ def application(server: Server, connections: _Connections) -> web.Application:
     async def ask_preauth(request: web.Request) -> web.Response:
         return preauth.answer(server, request)
 
+    @web.middleware
+    async def check_head(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer nothing that depends on the head while a node does not know it: it would seem to go back."""
+        reads = request.method in ("GET", "HEAD") and request.path.startswith(_READING)
+        if (reads or request.path == ASK) and (doubt := server.hub.head_doubt()) is not None:
+            raise refusal(web.HTTPServiceUnavailable, f"{doubt}: ask another node, or again later")
+        return await handler(request)
+
     identification = Identification(server, Sessions())
     access, held = AccessCheck(server, identification), HeldStreams(server)
     api, streams = Api(server, held), StreamDoor(server)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),
-        middlewares=[connections.count, access.check],
+        middlewares=[connections.count, access.check, check_head],
     )
     app.add_routes(
         [

@@ -83,6 +83,8 @@ class ClusterNode(ParcelHost):
         self._silent: dict[int, tuple[NodeInfo, float]] = {}
         """Nodes of the cluster that are not heard, and when they last were."""
         self._fetched: Snapshot | None = None
+        self._head_known = False
+        """Whether this node's head is known not to be behind what it was before the node was started."""
         self._present: int | None = None
         """The primary that is there, as of the last look: what is shown, and what the mode follows from."""
         self._closed = False
@@ -117,6 +119,7 @@ class ClusterNode(ParcelHost):
         self._primary = PrimaryClient(hub, intake, patience=patience, name=lambda: uuid4().hex, now=now)
         self._primary.schedule = self._schedule
         hub.sequencer = self._primary
+        hub.head_doubt = self._head_doubt
         self._snapshots = Snapshots(hub, self._has_fetched, self._now, self._make_snapshot)
         disk = LogDisk(hub.log, self._threads, self._writer)
         disk.keep_note()
@@ -168,7 +171,7 @@ class ClusterNode(ParcelHost):
         size = self.membership.size
         match self.mode:
             case Mode.WRK:
-                return None
+                return self._head_doubt()
             case Mode.ERR:
                 seen = 1 + sum(self._age(node) is not None for node in self.membership.members)
                 return (
@@ -188,6 +191,14 @@ class ClusterNode(ParcelHost):
         if self._hub.log.tail_op:
             return None
         return f"this node has nothing of the cluster's log yet: {self.problem or 'it is about to get it'}"
+
+    def _head_doubt(self) -> str | None:
+        """Why this node's head may be behind what it was before the node was started, if so."""
+        # Once known, it is known for good: in one life, a head never goes back.
+        self._head_known = self._head_known or self._replication.caught_up_with_itself
+        if self._head_known:
+            return None
+        return "this node was started again, and does not know yet how much is committed of what it has"
 
     def vouch(self) -> None:
         """Trust this node's disk as it is, on an operator's word."""

@@ -150,6 +150,11 @@ class ReplicaDriver:
         return self._trouble
 
     @property
+    def caught_up_with_itself(self) -> bool:
+        """Whether the log shows at least what this node showed before it was started."""
+        return self.replica is not None and self.replica.state.is_no_step_back(self._hub.log.head_op)
+
+    @property
     def primary(self) -> int | None:
         """The node that numbers messages in this view, which may have fallen silent since."""
         replica = self.replica

@@ -19,6 +19,7 @@ from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
+from headrace.net.link.held_requests import HeldRequests
 from headrace.net.link.lost_ranges import LinkLostRanges
 from headrace.net.link.publishing import LinkPublishing, RequestBodies
 from headrace.net.link.reading import LinkReading
@@ -50,6 +51,7 @@ class LinkOperations:
         self._reports = reports
         self._access = context.access
         self._rights = rights = LinkRights(context.access)
+        self.held = HeldRequests(hub, context.settings.cluster.publish_seconds, self.perform)
         changes = ServicePublishing(hub, parts.services)
         bodies = RequestBodies(
             hub.log, context.settings.limits.message_bytes, context.settings.limits.attributes
@@ -87,11 +89,13 @@ class LinkOperations:
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
         """Perform a request that the client may make; an error raised here is its answer."""
         self._rights.check(connection, request)
-        self._table[type(request)](connection, request, body)
+        if not self.held.hold(connection, request, body):
+            self._table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:
-        """Forget stages that were not committed in time."""
+        """Forget stages that were not committed in time, and go on with requests that were held."""
         self._stages.tick(now)
+        self.held.tick(now)
 
     def _tell_status(self, connection: LinkConnection, request: ask.StatusRequest, _body: memoryview) -> None:
         connection.answer(request.id, status=shown_to(connection.principal, self._status()))

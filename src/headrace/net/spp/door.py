@@ -91,6 +91,8 @@ class SppConnection(DoorConnection[SppDoor]):
         """Subscriptions that are charged to the peer's account."""
         self._awaited: set[str] = set()
         """Subscribed ids that are just being created."""
+        self._postponed: dict[str, None] = {}
+        """Ids to subscribe, in order, once the hub knows its head."""
         self._paying = False
 
     def opened(self) -> None:
@@ -114,16 +116,22 @@ class SppConnection(DoorConnection[SppDoor]):
                 if not (self.principal.may_do_everything or self._may_change(service)):
                     return
                 self._changes.append(ServiceChange(service, change))
-            case Subscribe(service) if (detail := self.account.lacks(Resource.SUBSCRIPTIONS)) is not None:
+            case Subscribe(service) if (
+                detail := self.account.lacks(Resource.SUBSCRIPTIONS, 1 + len(self._postponed))
+            ) is not None:
                 self.counters.refuse("spp", "subscriptions", self.name, f"of {service!r}: {detail}")
             case Subscribe(service) if not (self.principal.may_do_everything or self._may_see(service)):
                 pass
+            case Subscribe(service) if self.door.hub.head_doubt() is not None:
+                # Its object might be older than what the peer has seen: it is sent when the hub knows.
+                self._postponed[service] = None
             case Subscribe(service):
                 if not (session.subscribe(service) or self._subscribe_later(service)):
                     self.counters.add("not_offered", door="spp")
                 self._charge_subscriptions()
             case Unsubscribe(service):
                 self._awaited.discard(service)
+                self._postponed.pop(service, None)
                 session.unsubscribe(service)
                 self._charge_subscriptions()
 
@@ -144,7 +152,7 @@ class SppConnection(DoorConnection[SppDoor]):
     def eof_received(self) -> bool:
         """Keep a peer that sends no more while it is subscribed."""
         super().eof_received()
-        if self._session is None or not self._session.subscriptions:
+        if self._session is None or not (self._session.subscriptions or self._postponed):
             return False
         # Whether it still reads shows only when it is sent something, which may be never: the kernel has to probe.
         if hasattr(socket, "TCP_KEEPIDLE"):
@@ -185,6 +193,10 @@ class SppConnection(DoorConnection[SppDoor]):
             self.refuse("handshake", f"no AUTH within {handshake:g} s")
         elif self._ended and self._is_gone():
             self.abort()
+        elif self._postponed and self.door.hub.head_doubt() is None:
+            postponed, self._postponed = self._postponed, {}
+            for service in postponed:
+                self.take(Subscribe(service))
 
     def close(self) -> None:
         """Send what is buffered and owed, and close."""

@@ -22,6 +22,7 @@ from headrace.web.access.rights import check, principal_of
 from headrace.web.answers import as_json
 from headrace.web.refusals import refusal
 
+ASK: Final = "/api/sql"
 SECONDS: Final = 10.0
 """How long a query may take."""
 AT_A_TIME: Final = 2
@@ -47,7 +48,7 @@ class SqlHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the handler."""
-        return [web.post("/api/sql", self._ask)]
+        return [web.post(ASK, self._ask)]
 
     async def _ask(self, request: web.Request) -> web.Response:
         asked = await self._parsed(request)
