@@ -227,7 +227,7 @@ class SimulatedThreads(Executor):
             if not self._loop.alive or future.done():
                 return
             if machine.network.now < machine.stalled_until:
-                machine.waits(future)
+                machine.waits(future, run)
                 machine.network.at(machine.stalled_until + machine.random.uniform(0, 0.01), run)
                 return
             machine.waits_no_more(future)
@@ -265,8 +265,8 @@ class Machine:
         self.boot = 0
         self.stalled_until = 0.0
         self._stalled_from = 0.0
-        self._waiting: dict[object, float] = {}
-        """Work that waits for the disk, and since when."""
+        self._waiting: dict[object, tuple[float, Callable[[], None]]] = {}
+        """Work that waits for the disk, since when, and what does it."""
         self.wrong_by = 0
         """Microseconds by which the machine's clock is wrong."""
 
@@ -281,14 +281,19 @@ class Machine:
         return true_time(self.network) + self.wrong_by
 
     def stall(self, seconds: float) -> None:
-        """Let the disk hang for so long."""
+        """Let the disk hang for so long, or no more."""
+        if not seconds:
+            self.stalled_until = 0.0
+            for _, run in self._waiting.values():
+                self.network.at(self.network.now, run)
+            return
         if self.network.now >= self.stalled_until:
             self._stalled_from = self.network.now
         # Of two, the one that lasts longer counts.
-        self.stalled_until = max(self.stalled_until, self.network.now + seconds) if seconds else 0.0
+        self.stalled_until = max(self.stalled_until, self.network.now + seconds)
 
-    def waits(self, work: object) -> None:
-        self._waiting.setdefault(work, self.network.now)
+    def waits(self, work: object, run: Callable[[], None]) -> None:
+        self._waiting.setdefault(work, (self.network.now, run))
 
     def waits_no_more(self, work: object) -> None:
         self._waiting.pop(work, None)
@@ -300,7 +305,9 @@ class Machine:
     @property
     def waited(self) -> float:
         """Seconds that the disk has kept something waiting."""
-        return self.network.now - min(self._waiting.values(), default=self.network.now)
+        return self.network.now - min(
+            (since for since, _ in self._waiting.values()), default=self.network.now
+        )
 
     @property
     def stalled_from(self) -> float:
