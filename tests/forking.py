@@ -6,6 +6,9 @@
     done = completed(["log", "info", "--data", "data"], seconds=60)
     done.returncode, done.stdout, done.stderr
 
+    with piped("sub", "--url", url) as process:
+        process.stdout.readline(), process.communicate(timeout=60), process.returncode
+
 A command spends nearly all of its start on imports, and tests start hundreds of commands. So each test process keeps a
 parent process (this module, run as a program) that has imported all that a hub needs. On request the parent forks; the
 child takes the given arguments, directory, environment, limits and files, and runs the command to its end. It is a
@@ -27,9 +30,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
@@ -42,6 +46,11 @@ class Forked:
         self._parent = parent
         self._ending = os.pidfd_open(pid)
         self._code: int | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, once somebody has waited for it."""
+        return self._code
 
     def poll(self) -> int | None:
         """The exit status, once it has ended; negative when a signal ended it."""
@@ -61,12 +70,42 @@ class Forked:
         if self._code is None:
             signal.pidfd_send_signal(self._ending, signum)
 
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill it as a crash would."""
         self.send_signal(signal.SIGKILL)
 
     def _over(self, timeout: float | None) -> bool:
         return self._code is None and bool(select.select([self._ending], [], [], timeout)[0])
+
+
+class Piped(Forked):
+    """A forked process whose standard files are pipes, with what tests use of :class:`subprocess.Popen`."""
+
+    def __init__(self, process: Forked, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        super().__init__(process._parent, process.pid)
+        os.close(process._ending)
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+
+    def communicate(self, given: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Write to its stdin and close it; return all that it prints until it ends."""
+        found: dict[IO[bytes], bytes] = {self.stdout: b"", self.stderr: b""}
+        readers = [
+            threading.Thread(target=lambda file=file: found.update({file: file.read()}), daemon=True)
+            for file in found
+            if not file.closed
+        ]
+        for reader in readers:
+            reader.start()
+        with self.stdin:
+            self.stdin.write(given)
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+        return found[self.stdout], found[self.stderr]
 
 
 class _Parent:
@@ -112,10 +151,12 @@ def forked(
     stdin: Path = Path(os.devnull),
     stdout: Path = Path(os.devnull),
     preload: Path | None = None,
+    group: bool = False,
 ) -> Forked:
     """A process that runs ``headrace`` with these arguments; what it writes is added to the files.
 
-    ``preload`` is a library that stands between the process and the C library, as ``LD_PRELOAD`` has it.
+    ``preload`` is a library that stands between the process and the C library, as ``LD_PRELOAD`` has it. ``group``
+    makes it the leader of a process group.
     """
     with _making:
         if preload not in _parents:
@@ -125,7 +166,8 @@ def forked(
         "arguments": list(arguments),
         "cwd": str(cwd),
         "environ": dict(environ),
-        "files": [str(stdin), str(stdout), str(stderr)],
+        "files": [str(cwd / file) for file in (stdin, stdout, stderr)],
+        "group": group,
         # A child inherits limits from its parent, which does not have those that a test sets for itself.
         "limits": [(kind, resource.getrlimit(kind)) for kind in _LIMITS],
     }
@@ -145,6 +187,49 @@ def completed(
         finally:
             process.kill()
         return subprocess.CompletedProcess(["headrace", *arguments], code, out.read_bytes(), err.read_bytes())
+
+
+Process = Any
+"""A :class:`Piped`, or a :class:`subprocess.Popen` of bytes."""
+
+
+@contextmanager
+def piped(*arguments: object, cwd: Path | None = None) -> Iterator[Process]:
+    """Run ``headrace`` with its standard files in pipes; kill it if it still runs in the end.
+
+    ``HEADRACE_SOAK=1`` starts it as users do.
+    """
+    words = [str(argument) for argument in arguments]
+    with ExitStack() as closing:
+        if os.environ.get("HEADRACE_SOAK", "0") not in ("", "0"):
+            line, pipe = [sys.executable, "-m", "headrace", *words], subprocess.PIPE
+            started = subprocess.Popen(line, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe)
+            closing.enter_context(started)
+            closing.callback(started.kill)
+            yield started
+            return
+        ends = [os.pipe() for _ in range(3)]
+        stdin, stdout, stderr = ends
+        # The parent opens its own ends of them, by the names they have here.
+        names = [Path(f"/proc/{os.getpid()}/fd/{end}") for end in (stdin[0], stdout[1], stderr[1])]
+        ours = [os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb")]
+        for file in ours:
+            closing.callback(_close, file)
+        process = forked(
+            words, cwd=cwd or Path.cwd(), environ=os.environ, stdin=names[0], stdout=names[1], stderr=names[2]
+        )
+        for end in (stdin[0], stdout[1], stderr[1]):
+            os.close(end)
+        running = Piped(process, *ours)
+        closing.callback(running.wait)
+        closing.callback(running.kill)
+        yield running
+
+
+def _close(file: IO[bytes]) -> None:
+    # What is left to write is for nobody.
+    with suppress(BrokenPipeError):
+        file.close()
 
 
 def _main() -> None:
@@ -169,28 +254,37 @@ def _main() -> None:
         if "wait" in question:
             answer = os.waitstatus_to_exitcode(os.waitpid(question["wait"], 0)[1])
         else:
+            # Before the answer: whoever asks may close its own ends of pipes then.
+            files = [
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND if standard else os.O_RDONLY, 0o644)
+                for standard, path in enumerate(question["files"])
+            ]
             answer = os.fork()
             if answer == 0:
-                _become(question)
+                _become(question, files)
                 headrace.cli.main()
+            for file in files:
+                os.close(file)
         print(answer, flush=True)
 
 
-def _become(question: dict[str, Any]) -> None:
+def _become(question: dict[str, Any], files: Sequence[int]) -> None:
     """Turn this child into the process that was requested."""
+    if question["group"]:
+        os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(question["cwd"])
     os.environ.clear()
     os.environ.update(question["environ"])
     for kind, (soft, hard) in question["limits"]:
         resource.setrlimit(kind, (soft, hard))
-    for standard, path in enumerate(question["files"]):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if standard else os.O_RDONLY
-        used = os.open(path, flags, 0o644)
-        os.dup2(used, standard)
-        os.close(used)
-    # The old one is for requests, and has a buffer.
+    for standard, file in enumerate(files):
+        os.dup2(file, standard)
+        os.close(file)
+    # The old stdin is for requests, and has a buffer; whether the others are buffered depends on what they are.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- for the life of the process
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = ["headrace", *question["arguments"]]
 
 

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
+from tests.conftest import SOAK
+from tests.forking import Forked, forked
 
 SECONDS = 60
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -25,15 +28,20 @@ class Terminal:
 
     def __init__(self, *arguments: object, columns: int = 200) -> None:
         self._ours, theirs = pty.openpty()
+        self.process: subprocess.Popen[bytes] | Forked
+        words = [str(argument) for argument in arguments]
+        environ = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace", *map(str, arguments)],
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,
-                process_group=0,
-                env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
-            )
+            if SOAK:
+                line = [sys.executable, "-m", "headrace", *words]
+                self.process = subprocess.Popen(
+                    line, stdin=theirs, stdout=theirs, stderr=theirs, process_group=0, env=environ
+                )
+            else:
+                name = Path(os.ttyname(theirs))
+                self.process = forked(
+                    words, cwd=Path.cwd(), environ=environ, stdin=name, stdout=name, stderr=name, group=True
+                )
         finally:
             os.close(theirs)
         self._raw = b""

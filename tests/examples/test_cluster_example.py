@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.forking import completed
 from tests.hubprocess import STOP_SECONDS
 from tests.system.observing import eventually
 
@@ -64,8 +65,7 @@ def test_three_nodes_start_with_one_command_and_end_with_ctrl_c(
             return False
 
     eventually("the cluster takes a message", published)
-    words = [sys.executable, "-m", "headrace", "cluster", "status", "--url", f"tube://{hosts}", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    done = completed(["cluster", "status", "--url", f"tube://{hosts}", "--json"], seconds=60)
     facts = json.loads(done.stdout)
     assert {node["name"] for node in facts["nodes"]} == {"a", "b", "c"}
     assert facts["primary"] in ("a", "b", "c")

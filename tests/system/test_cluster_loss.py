@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from tests.clusterprocess import Trio
+from tests.forking import completed
 from tests.hubprocess import HubProcess
 from tests.system.observing import eventually, status
 
@@ -31,10 +31,9 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
         yield nodes
 
 
-def headrace_cluster(command: str, node: HubProcess) -> subprocess.CompletedProcess[str]:
+def headrace_cluster(command: str, node: HubProcess) -> subprocess.CompletedProcess[bytes]:
     """Run ``headrace cluster COMMAND`` on a node's data directory."""
-    words = [sys.executable, "-m", "headrace", "cluster", command, "--data", str(node.data), "--yes"]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    return completed(["cluster", command, "--data", str(node.data), "--yes"], seconds=60)
 
 
 def publish(node: HubProcess, *payloads: bytes) -> None:
@@ -93,7 +92,7 @@ def test_a_log_of_another_history_is_given_up_and_set_aside(trio: Trio) -> None:
     eventually("it gives up", lambda: status(node)["mode"] == "ERR")
     problem = status(node)["cluster"]["problem"]
     assert "headrace cluster replace" in problem
-    assert "stop it first" in headrace_cluster("replace", node).stderr
+    assert b"stop it first" in headrace_cluster("replace", node).stderr
     node.terminate()
     done = headrace_cluster("replace", node)
     assert done.returncode == 0, done.stderr
@@ -124,7 +123,7 @@ def test_after_a_power_failure_of_all_they_wait_for_an_operators_word(trio: Trio
     publish(trio.nodes[2], b"after")
     assert payloads(trio) == [*before, b"after"]
     # Whoever works needs nobody's word.
-    assert "only a node that recovers" in headrace_cluster("vouch", trio.nodes[2]).stderr
+    assert b"only a node that recovers" in headrace_cluster("vouch", trio.nodes[2]).stderr
 
 
 def test_if_only_the_primary_keeps_its_disk_it_takes_an_operators_word_for_another(trio: Trio) -> None:
@@ -138,7 +137,7 @@ def test_if_only_the_primary_keeps_its_disk_it_takes_an_operators_word_for_anoth
         shutil.rmtree(node.data)
     for node in trio.nodes:
         node.restart()
-    assert "only a node that recovers" in headrace_cluster("vouch", primary).stderr
+    assert b"only a node that recovers" in headrace_cluster("vouch", primary).stderr
     # It is refused until the node has heard of all the others: one of them could remember.
     eventually("it is vouched for", lambda: headrace_cluster("vouch", emptied[0]).returncode == 0)
     assert payloads(trio) == before

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import psutil
 import pytest
 from rich.console import Console
 from tests.cli.pseudo_terminal import Terminal
+from tests.forking import Process, piped
 
 from headrace.cli.operate.pipeline import run as pipeline_run
 from headrace.cli.run.demo import picture, processes
@@ -39,18 +41,14 @@ def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"HEADRACE_LISTEN__{door.upper()}", "127.0.0.1:0")
 
 
-def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    line = [sys.executable, "-m", "headrace", "demo", *arguments]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+def started(*arguments: str, cwd: Path | None = None) -> AbstractContextManager[Process]:
+    return piped("demo", *arguments, cwd=cwd)
 
 
-def lines(*arguments: str, expect: int = 0, **options: Any) -> list[dict[str, Any]]:
-    with started(*arguments, **options) as process:
-        try:
-            out, err = process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
-    assert (process.returncode, err) == (expect, ""), out[-2000:]
+def events(process: Process) -> list[dict[str, Any]]:
+    """What a demo that ends by itself has told."""
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (0, b""), out[-2000:]
     return [json.loads(line) for line in out.splitlines()]
 
 
@@ -65,7 +63,8 @@ def all_gone(processes: list[psutil.Process]) -> bool:
 
 @pytest.mark.slow
 def test_without_spark(tmp_path: Path) -> None:
-    told = lines("--seconds", "3", "--vehicles", "8", "--no-spark", cwd=tmp_path)
+    with started("--seconds", "3", "--vehicles", "8", "--no-spark", cwd=tmp_path) as process:
+        told = events(process)
     first, *_, last = told
     assert first["event"] == "started"
     assert first["dashboard"] == f"http://{first['doors']['http']}/"
@@ -83,16 +82,12 @@ def test_without_spark(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_with_spark() -> None:
     with started("--seconds", "5", "--vehicles", "8") as process:
-        try:
-            assert process.stdout is not None
-            last: dict[str, Any] = {}
-            while last.get("event") != "summary":
-                last = json.loads(process.stdout.readline())
-            everyone = family(process.pid)
-            _, err = process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
-    assert (process.returncode, err) == (0, "")
+        last: dict[str, Any] = {}
+        while last.get("event") != "summary":
+            last = json.loads(process.stdout.readline())
+        everyone = family(process.pid)
+        _, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (0, b"")
     # The hub, Spark's driver, its JVM and a Python worker.
     assert len(everyone) >= 4
     assert all_gone(everyone)
@@ -114,7 +109,10 @@ def test_with_spark() -> None:
 def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError\n")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    *_, last = lines("--seconds", "2", "--vehicles", "4", env={**os.environ, "PYTHONPATH": paths})
+    line = [sys.executable, "-m", "headrace", "demo", "--seconds", "2", "--vehicles", "4"]
+    pipe, environ = subprocess.PIPE, {**os.environ, "PYTHONPATH": paths}
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, env=environ) as process:
+        *_, last = events(process)
     assert last["good"], last["findings"]
     assert "PySpark" in last["without_spark"]
 
@@ -123,16 +121,12 @@ def test_a_machine_without_pyspark_is_shown_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
     with started("--seconds", "600", "--no-spark") as process:
-        try:
-            assert process.stdout is not None
-            first = json.loads(process.stdout.readline())
-            children = family(process.pid)
-            assert children
-            process.send_signal(number)
-            _, err = process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
-    assert (process.returncode, err) == (130, "")
+        first = json.loads(process.stdout.readline())
+        children = family(process.pid)
+        assert children
+        process.send_signal(number)
+        _, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (130, b"")
     assert all_gone(children)
     assert not Path(first["data"]).parent.exists()
 
@@ -140,7 +134,6 @@ def test_it_stops_when_told_to_and_leaves_nothing(number: int) -> None:
 @pytest.mark.slow
 def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
     with started("--seconds", "600", "--no-spark") as process:
-        assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         children = family(process.pid)
         process.kill()
@@ -153,23 +146,15 @@ def test_a_hub_ends_with_the_demo_that_is_killed() -> None:
 @pytest.mark.slow
 def test_kept_until_interrupted() -> None:
     with started("--seconds", "1", "--vehicles", "4", "--no-spark", "--keep") as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if json.loads(line)["event"] == "kept":
-                    break
-            children = family(process.pid)
-            assert [child for child in children if child.is_running()]
-            _interrupt(process)
-        finally:
-            process.kill()
+        for line in process.stdout:
+            if json.loads(line)["event"] == "kept":
+                break
+        children = family(process.pid)
+        assert [child for child in children if child.is_running()]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     assert all_gone(children)
-
-
-def _interrupt(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=SECONDS)
 
 
 @pytest.mark.slow

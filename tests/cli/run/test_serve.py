@@ -6,8 +6,6 @@ import re
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import pytest
 from tests.cli.conftest import SECONDS, Command, Run
 from tests.cli.logs import write_log
 from tests.cli.pseudo_terminal import Terminal
+from tests.forking import piped
 from tests.hubprocess import FREE_DOORS, HubProcess
 
 from headrace.config import DOORS
@@ -172,11 +171,7 @@ def test_a_ready_file_that_nobody_stands_behind_is_replaced(tmp_path: Path, cont
 def test_json_lines(tmp_path: Path) -> None:
     arguments = ["--data", str(tmp_path), "--log-format", "json"]
     arguments += [part for setting in FREE_DOORS for part in ("--set", setting)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", "serve", *arguments], stderr=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stderr is not None
+    with piped("serve", *arguments) as process:
         ready = json.loads(process.stderr.readline())
         process.terminate()
         rest = [json.loads(line) for line in process.stderr]

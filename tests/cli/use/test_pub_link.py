@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.conftest import SECONDS, Command
 from tests.cli.pseudo_terminal import Terminal
+from tests.forking import piped
 from tests.hubprocess import HubProcess
 
 from headrace.log import Log
@@ -159,22 +159,13 @@ def test_what_cannot_be_published(
 
 def test_a_hub_that_restarts_gets_everything_once(tmp_path: Path, command: Command) -> None:
     with HubProcess.start(tmp_path) as hub:
-        publisher = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "pub", "--url", url(hub)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        try:
-            assert publisher.stdin is not None
+        with piped("pub", "--url", url(hub)) as publisher:
             publisher.stdin.write(b"before\n")
             publisher.stdin.flush()
             assert command("tail", "--from", 1, "--count", 1, "--url", url(hub)).returncode == 0
             hub.kill9()
             hub.restart()
             stdout, _ = publisher.communicate(b"after\n", timeout=SECONDS)
-        finally:
-            publisher.kill()
-            publisher.wait()
         assert publisher.returncode == 0
         told = json.loads(stdout)
         payloads = [each.payload for each in kept(hub, 1, told["last"])]

@@ -15,6 +15,7 @@ import pytest
 from tests.cli.conftest import SECONDS, Command, Run
 from tests.cli.logs import write_trimmed_log
 from tests.cli.pseudo_terminal import Terminal
+from tests.forking import piped
 from tests.hubprocess import HubProcess
 
 from headrace import connect_sync
@@ -50,11 +51,8 @@ class Subscriber:
     """``headrace sub`` with its output in a pipe."""
 
     def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "sub", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self._running = piped("sub", *arguments)
+        self.process = self._running.__enter__()
 
     @property
     def stdout(self) -> IO[bytes]:
@@ -73,9 +71,8 @@ class Subscriber:
     def __enter__(self) -> Subscriber:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+    def __exit__(self, *ending: object) -> None:
+        self._running.__exit__(*ending)
 
 
 def test_arguments_files_and_count(hub: HubProcess, command: Command, tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SECONDS, Command, Run
 from tests.cli.pseudo_terminal import Terminal
 from tests.cli.use.test_pub_link import facts, url
+from tests.forking import Process, piped
 from tests.hubprocess import HubProcess
 
 from headrace.cli.use import services
@@ -20,13 +20,8 @@ def put(hub: HubProcess, command: Command, service: str, *change: object) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def watch(hub: HubProcess, service: str, count: int) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "headrace", "services", "watch", service]
-    return subprocess.Popen(
-        [*line, "--count", str(count), "--url", hub.url("spp")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def watch(hub: HubProcess, service: str, count: int) -> AbstractContextManager[Process]:
+    return piped("services", "watch", service, "--count", count, "--url", hub.url("spp"))
 
 
 def test_put_get_list(hub: HubProcess, command: Command, tmp_path: Path) -> None:

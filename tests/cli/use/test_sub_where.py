@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SECONDS, Command
 from tests.cli.pseudo_terminal import Terminal
 from tests.client.connectors import PublisherSession, Session, connector, elsewhere, publisher_door
+from tests.forking import piped
 from tests.hubprocess import HubProcess
 
 from headrace.wire.attribute.publish import Publish
@@ -104,26 +103,25 @@ def test_a_subscription_is_withdrawn_by_whoever_ends_it(hub: Connector) -> None:
         await hub.script(session)
 
     sessions: list[Session] = []
-    with elsewhere(lambda: connector(script)) as url:
-        line = [sys.executable, "-m", "headrace", "sub", "--where", "city", "--url", url]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            assert process.stdout.readline()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) == 143
-            assert process.stderr.read() == b""
+    with (
+        elsewhere(lambda: connector(script)) as url,
+        piped("sub", "--where", "city", "--url", url) as process,
+    ):
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 143
+        assert process.stderr.read() == b""
     assert [session.withdrawn for session in sessions] == [True]
 
 
 def test_a_reader_that_goes_away(hub: Connector) -> None:
-    with elsewhere(lambda: connector(hub.script)) as url:
-        line = [sys.executable, "-m", "headrace", "sub", "--where", "city", "--url", url]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline()
-            process.stdout.close()
-            assert process.wait(SECONDS) == 141
+    with (
+        elsewhere(lambda: connector(hub.script)) as url,
+        piped("sub", "--where", "city", "--url", url) as process,
+    ):
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(SECONDS) == 141
 
 
 @pytest.mark.parametrize(

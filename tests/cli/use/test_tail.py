@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from tests.cli.conftest import SECONDS, Command
 from tests.cli.logs import write_trimmed_log
 from tests.cli.pseudo_terminal import Terminal
 from tests.cli.use.test_pub_link import facts, url
+from tests.forking import Process, piped
 from tests.hubprocess import HubProcess
 
 
@@ -22,16 +20,9 @@ def publish(hub: HubProcess, command: Command, *arguments: object) -> int:
     return first
 
 
-@contextmanager
-def tail(hub: HubProcess, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+def tail(hub: HubProcess, *arguments: object) -> AbstractContextManager[Process]:
     """``headrace tail`` with its output in a pipe."""
-    line = [sys.executable, "-m", "headrace", "tail", "--url", url(hub), *map(str, arguments)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    return piped("tail", "--url", url(hub), *arguments)
 
 
 def test_the_whole_envelope(hub: HubProcess, command: Command) -> None:

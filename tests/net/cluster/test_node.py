@@ -431,6 +431,8 @@ async def test_a_node_that_failed_to_sync_takes_no_part_any_more(
     log = failing.hub.log
 
     def fail() -> int:
+        if log.head < 1:
+            return 0  # The first message is to be committed; until then the log stays dirty, and sync is called again.
         log.failure = "the disk failed"
         raise StorageError(log.failure)
 
