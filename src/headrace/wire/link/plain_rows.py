@@ -4,6 +4,11 @@ This is the quick way for messages that are published or followed one at a time.
 different topics, compressed buffers, another layout) the functions return ``None``, and the caller takes the general
 way, :mod:`headrace.wire.link.message`. Bytes of peers are checked: offsets must ascend within their buffer and text be
 UTF-8; if not, the general way reports the error.
+
+A message that travels alone has a body of a kilobyte, all of it Arrow's metadata and the envelope's texts but for the
+payload and three numbers. So the first body of a **shape** (the same texts, and a payload of the same length) is made
+or read in full, and what surrounds the payload and the numbers is kept. To write the next one is to join it with them;
+to read it is to compare it. A shape is known by all of those bytes: what was checked about them holds for the next.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
-from struct import pack, unpack
+from struct import Struct, pack, unpack
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,6 +28,21 @@ from headrace.wire.link.record_batch import Buffer, Columns, Decoded, Layout
 KEPT_BYTES = 1 << 20
 """Columns of equal rows up to this size are cached for the next body, which often has as many rows."""
 
+MOST_LONE: Final = 8 << 10
+"""The longest payload of a message with a shape: the longer it is, the less does the rest matter."""
+
+_SHAPES: Final = 256
+"""Shapes kept, each of a kilobyte or two."""
+
+_MOST_TEXT: Final = 256
+"""The longest text of a shape, in characters."""
+
+_MOST_COLUMNS: Final = 4 << 10
+"""Most bytes of the columns of a shape."""
+
+_NUMBER: Final = Struct("<q")
+_TWO: Final = Struct("<qq")
+
 _published = cache(lambda: Layout(PUBLISHED))
 _envelope = cache(lambda: Layout(SCHEMA))
 
@@ -31,6 +52,22 @@ _envelope = cache(lambda: Layout(SCHEMA))
 
 def published_body(payloads: Sequence[bytes], topic: str) -> bytes:
     """Make a body of rows to be published from payloads that share a topic."""
+    count = len(payloads)
+    if count == 1 and len(payloads[0]) <= MOST_LONE and len(topic) <= _MOST_TEXT:
+        before, after = _around_published(topic, len(payloads[0]))
+        return b"".join((before, payloads[0], after))
+    return _published_in_full(payloads, topic)
+
+
+@lru_cache(maxsize=_SHAPES)
+def _around_published(topic: str, size: int) -> tuple[bytes, bytes]:
+    """The bytes before and after a lone payload of ``size`` bytes."""
+    body = _published_in_full([bytes(size)], topic)
+    end = len(body) - -size % 8
+    return body[: end - size], body[end:]
+
+
+def _published_in_full(payloads: Sequence[bytes], topic: str) -> bytes:
     count = len(payloads)
     edges = pack(f"<{count + 1}i", 0, *accumulate(map(len, payloads)))
     data: Buffer | list[Buffer] = payloads[0] if count == 1 else [*payloads]
@@ -66,6 +103,28 @@ def _same_columns(count: int, topic: str) -> Columns:
 
 def parse_published(body: Buffer) -> tuple[str, Run] | None:
     """The topic and the payloads of a body of rows to be published, if they share one and have no attributes."""
+    view = memoryview(body)
+    at = _lone_places(_published())
+    begin = at.payload(view)
+    if not begin:
+        return _parse_published_in_full(body)
+    shape = _published_shape(bytes(view[:begin]))
+    if shape is None or shape.size > len(view):
+        return _parse_published_in_full(body)
+    return shape.row.topic, Run.one(bytes(view[shape.begin : shape.end]))
+
+
+@lru_cache(maxsize=_SHAPES)
+def _published_shape(before: bytes) -> _Shape | None:
+    """What the bytes before a lone payload tell."""
+    whole = _lone_places(_published()).filled(before)
+    found = _parse_published_in_full(whole)
+    if found is None:
+        return None
+    return _shape(_published(), whole, Message(0, b"", topic=found[0]))
+
+
+def _parse_published_in_full(body: Buffer) -> tuple[str, Run] | None:
     found = _plain(_published().decode(body))
     if found is None:
         return None
@@ -93,6 +152,44 @@ def batches_body(batches: Sequence[Batch], most: int) -> bytes | None:
         size += batch.run.size + length * (52 + 4 * shared)
     if size > most:
         return None
+    if count == 1 and batches[0].run.size <= MOST_LONE:
+        return _lone_body(batches[0])
+    return _body_in_full(batches, count)
+
+
+def _lone_body(only: Batch) -> bytes:
+    payload, number = only.run.lone, only.number
+    if payload is None:
+        payload = only.run[0]
+    pieces = _around_envelope(
+        only.origin, only.node, only.publisher, only.topic, number is None, len(payload)
+    )
+    first, second, third, last = pieces
+    stamp = _TWO.pack(only.first, only.time)
+    return b"".join((first, stamp, second, _NUMBER.pack(number or 0), third, payload, last))
+
+
+@lru_cache(maxsize=_SHAPES)
+def _around_envelope(
+    origin: str, node: int, publisher: str, topic: str, unnumbered: bool, size: int
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """The bytes before, between and after the two first numbers, the publisher's number, and the payload."""
+    number = None if unnumbered else 0
+    like = Batch(
+        Run.one(bytes(size)), origin=origin, node=node, publisher=publisher, number=number, topic=topic
+    )
+    body = _body_in_full([like], 1)
+    at = _lone_places(_envelope())
+    numbered, begin = at.number(memoryview(body)), len(body) - -size % 8 - size
+    return (
+        body[: at.head],
+        body[at.head + _TWO.size : numbered],
+        body[numbered + _NUMBER.size : begin],
+        body[begin + size :],
+    )
+
+
+def _body_in_full(batches: Sequence[Batch], count: int) -> bytes:
     first = batches[0].first
     if count == 1:
         only = batches[0]
@@ -141,6 +238,39 @@ def _empty_maps(count: int) -> Columns:
 
 def parse_messages(body: Buffer) -> list[Message] | None:
     """The messages of a body of rows, if they have no attributes."""
+    view = memoryview(body)
+    at = _lone_places(_envelope())
+    begin = at.payload(view)
+    numbered = at.number(view) if begin else 0
+    after = at.head + _TWO.size
+    if not after <= numbered <= begin - _NUMBER.size:
+        return _parse_messages_in_full(body)
+    # The numbers are left out of what is compared.
+    front = b"".join((view[: at.head], view[after:numbered], view[numbered + _NUMBER.size : begin]))
+    shape = _envelope_shape(front, numbered)
+    if shape is None or shape.size > len(view):
+        return _parse_messages_in_full(body)
+    seq, time = _TWO.unpack_from(view, at.head)
+    row = shape.row
+    number = None if row.number is None else _NUMBER.unpack_from(view, numbered)[0]
+    payload = bytes(view[shape.begin : shape.end])
+    return [Message(seq, payload, time, row.origin, row.node, row.publisher, number, row.topic)]
+
+
+@lru_cache(maxsize=_SHAPES)
+def _envelope_shape(front: bytes, numbered: int) -> _Shape | None:
+    """What the bytes around the numbers and before a lone payload tell."""
+    at = _lone_places(_envelope())
+    between = numbered - _TWO.size
+    before = b"".join(
+        (front[: at.head], bytes(_TWO.size), front[at.head : between], bytes(_NUMBER.size), front[between:])
+    )
+    whole = at.filled(before)
+    found = _parse_messages_in_full(whole)
+    return None if found is None else _shape(_envelope(), whole, found[0])
+
+
+def _parse_messages_in_full(body: Buffer) -> list[Message] | None:
     found = _plain(_envelope().decode(body))
     if found is None:
         return None
@@ -158,6 +288,65 @@ def parse_messages(body: Buffer) -> list[Message] | None:
     )  # fmt: skip
     rows = zip(*(column for column in columns if column is not None), strict=True)
     return None if None in columns else [Message(*row) for row in rows]
+
+
+# Shapes
+
+
+class _Shape(NamedTuple):
+    """What bodies of one shape have in common."""
+
+    row: Message
+    """A row with its texts."""
+    begin: int
+    """Where the payload begins and ends."""
+    end: int
+    size: int
+    """Length of the body."""
+
+
+def _shape(layout: Layout, whole: bytes, row: Message) -> _Shape | None:
+    """The shape of a body of one row that was read in full; ``None`` if its columns do not lie one after another."""
+    found = layout.read_head(whole)
+    if found is None:
+        return None
+    data = found.places[-1]
+    begin, end = unpack("<ii", whole[found.places[-2]])
+    return _Shape(row, data.start + begin, data.start + end, found.end)
+
+
+class _LonePlaces:
+    """Where a layout has what takes a body of one row apart; its last column is the payload."""
+
+    __slots__ = ("_count_at", "_number_at", "_payload_at", "head")
+
+    def __init__(self, layout: Layout) -> None:
+        self.head = layout.head_bytes
+        """Length of the head; the columns follow it."""
+        self._count_at = layout.count_at
+        self._payload_at = layout.place_at("payload", 2)
+        self._number_at = layout.place_at("number", 1) if "number" in layout.buffers else 0
+
+    def payload(self, body: memoryview) -> int:
+        """Where the payload begins, if the body has one row and is short; 0 if not."""
+        if len(body) < self.head or _NUMBER.unpack_from(body, self._count_at)[0] != 1:
+            return 0
+        at, size = _TWO.unpack_from(body, self._payload_at)
+        if 0 <= at <= _MOST_COLUMNS and 0 <= size <= MOST_LONE and self.head + at + size <= len(body):
+            return int(self.head + at)
+        return 0
+
+    def number(self, body: memoryview) -> int:
+        """Where the publisher's number is, as the head has it."""
+        return int(self.head + _NUMBER.unpack_from(body, self._number_at)[0])
+
+    def filled(self, before: bytes) -> bytes:
+        """A whole body of these bytes before its payload, and zeros."""
+        size = _TWO.unpack_from(before, self._payload_at)[1]
+        return before + bytes(size + -size % 8)
+
+
+_lone_places = cache(_LonePlaces)
 
 
 def _plain(found: Decoded | None) -> Decoded | None:

@@ -70,7 +70,7 @@ class Decoded:
         )
 
 
-class _Head(NamedTuple):
+class Head(NamedTuple):
     """What the head of a message tells: how many rows, which are absent, where it ends, where its buffers are."""
 
     rows: int
@@ -133,6 +133,20 @@ class Layout:
         self._known_heads = lru_cache(maxsize=_HEADS)(self._make_head)
         self._read_heads = lru_cache(maxsize=_HEADS)(self._read_head)
 
+    @property
+    def head_bytes(self) -> int:
+        """Length of the head; the columns follow."""
+        return len(self._head)
+
+    @property
+    def count_at(self) -> int:
+        """Where in the head the number of rows is."""
+        return self._count_at
+
+    def place_at(self, name: str, buffer: int) -> int:
+        """Where in the head the place of a column's buffer is: its offset after the head, and its length."""
+        return self._buffers_at + 16 * (self.buffers[name].start + buffer)
+
     def empty_map(self, name: str, offsets: bytes) -> tuple[bytes, ...]:
         """Make a map column without entries: ``offsets`` are zeros, one more than there are rows."""
         return (b"", offsets, *self._empty_entries[name])
@@ -192,13 +206,21 @@ class Layout:
     def decode(self, message: Buffer) -> Decoded | None:
         """Decode a message if it has our layout and no map entries; every buffer is checked to lie within it."""
         view = memoryview(message)
-        begin = len(self._head)
-        found = self._read_heads(bytes(view[:begin]))
+        found = self._read_heads(bytes(view[: len(self._head)]))
         if found is None or found.end > len(view):
             return None
         return Decoded(self, found.rows, found.nulls, [view[place] for place in found.places])
 
-    def _read_head(self, head: bytes) -> _Head | None:
+    def read_head(self, message: bytes) -> Head | None:
+        """Return the head of a message, if it is just as :meth:`encode` makes it."""
+        head = message[: len(self._head)]
+        found = self._read_heads(head)
+        if found is None:
+            return None
+        sizes = tuple(place.stop - place.start for place in found.places)
+        return found if self._known_heads(found.rows, found.nulls, sizes)[0] == head else None
+
+    def _read_head(self, head: bytes) -> Head | None:
         """Read the head of a message, if it has our layout and no map entries."""
         begin = len(self._head)
         if len(head) < begin or any(head[first:last] != fixed for first, last, fixed in self._fixed):
@@ -215,7 +237,7 @@ class Layout:
             if at % _ALIGNED or not 0 <= at <= at + length <= size:
                 return None
             places.append(slice(begin + at, begin + at + length))
-        return _Head(count, nulls, begin + size, places)
+        return Head(count, nulls, begin + size, places)
 
 
 def _empty_buffers(kind: pa.DataType) -> tuple[bytes, ...]:
