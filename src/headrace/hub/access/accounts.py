@@ -168,18 +168,24 @@ class Account:
         self.has[resource] -= amount
 
     def receive(self, size: int, messages: int, now: float) -> None:
-        """Count what it has sent."""
+        """Count what it has sent; where each call counts, add to the two numbers, and call :meth:`rate` if rated."""
         self.received_bytes += size
         self.received_messages += messages
-        if self.rated:
-            self._bytes.add(size, now)
-            self._messages.add(messages, now)
+        self.rate(size, messages, now)
+
+    def rate(self, size: int, messages: int, now: float) -> None:
+        """Count what it has sent toward its rates."""
+        self._bytes.add(size, now)
+        self._messages.add(messages, now)
 
     def send(self, size: int, now: float) -> None:
-        """Count what it was sent."""
+        """Count what it was sent; where each call counts, add to the number, and call :meth:`rate_sent` if rated."""
         self.sent_bytes += size
-        if self.rated:
-            self._sent.add(size, now)
+        self.rate_sent(size, now)
+
+    def rate_sent(self, size: int, now: float) -> None:
+        """Count what it was sent toward its rate."""
+        self._sent.add(size, now)
 
     def wait(self, now: float) -> float:
         """Return the seconds for which nothing more is read from it, 0 if it keeps within its rates."""

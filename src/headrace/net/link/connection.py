@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
@@ -18,7 +19,6 @@ from headrace.errors import (
     DamagedError,
     HeadraceError,
     LimitError,
-    MalformedError,
     RefusedError,
     StorageError,
     TrimmedError,
@@ -29,11 +29,20 @@ from headrace.errors import (
 )
 from headrace.hub.access.accounts import Resource
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
+from headrace.hub.sequencer import Published
 from headrace.message import Batch
 from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
-from headrace.wire.link.message import MAX_MESSAGE, Buffer, LinkMessage, parse, serialize, serialize_before
-from headrace.wire.link.requests import MAX_ID, CancelRequest, HelloRequest, MoreRequest, parse_request
+from headrace.wire.link.message import Buffer, serialize, serialize_before
+from headrace.wire.link.requests import (
+    CancelRequest,
+    HelloRequest,
+    MoreRequest,
+    PassRequest,
+    PublishRequest,
+    Request,
+    parse_asked,
+)
 
 if TYPE_CHECKING:
     from headrace.net.link.door import LinkDoor
@@ -45,6 +54,13 @@ MAX_UNCOMMITTED: Final = 16 << 20
 MAX_UNSENT: Final = 4 << 20
 """Bytes of answers that are not sent yet."""
 _MAX_REASON: Final = 1000
+
+_JOINED: Final = 16 << 10
+"""Messages up to this size are copied together: that costs less than to send them in parts."""
+
+
+_OF_THE_CONNECTION: Final = (WireError, HelloRequest, MoreRequest, CancelRequest)
+"""Requests that no operation takes."""
 
 
 class ExplainedError(RefusedError):
@@ -79,7 +95,8 @@ class LinkConnection:
         """Whether the client waits because it sends too much a second."""
         self.name = ""
         """What it calls itself."""
-        self.since = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self.since = self._loop.time()
         self.finished = asyncio.Event()
         """Set when nothing is left to send."""
         self._door = door
@@ -98,23 +115,44 @@ class LinkConnection:
     def on_message(self, message: Received) -> None:
         """Take a request."""
         try:
-            if len(message) > MAX_MESSAGE:
-                raise LimitError("link", "message", len(message), MAX_MESSAGE)
-            parsed = parse(message)
-            request_id = _id_of(parsed.head)
+            asked = parse_asked(message)
         except WireError as error:
             # A request without an id cannot be answered.
             self.refuse(error.reason, error)
             self.hang_up()
             return
-        now = self._heard = asyncio.get_running_loop().time()
-        self._received += len(message)
-        self.account.receive(len(message), 0, now)
+        account, size = self.account, len(message)
+        self._heard = self._loop.time()
+        self._received += size
+        account.received_bytes += size
+        messages = account.received_messages
+        request_id, request, body, rows = asked
+        operations, under_way = self._door.operations, 0
         try:
-            self._take(parsed, request_id)
+            if isinstance(request, _OF_THE_CONNECTION) or not self.greeted:
+                self._take(request_id, request)
+            elif request_id in self._open or len(self._open) >= MAX_OPEN or self._door.stopping is not None:
+                self._turn_down(request_id)
+            else:
+                self._open.add(request_id)
+                if type(request) is PublishRequest:
+                    if not self.principal.may_do_everything:
+                        operations.rights.check(self, request)
+                    self._uncommitted += (under_way := len(body))
+                    reply = partial(self._published, request_id, under_way)
+                    operations.publishing.publish(self, request, body, rows, reply)
+                elif type(request) is PassRequest:
+                    operations.rights.check(self, request)
+                    self._uncommitted += (under_way := len(body))
+                    reply = partial(self._passed, request_id, under_way)
+                    operations.publishing.pass_on(request, body, reply)
+                else:
+                    operations.perform(self, request, body)
         except HeadraceError as error:
+            self._uncommitted -= under_way
             self.fail(request_id, error)
-        if self.account.rated:
+        if account.rated:
+            account.rate(size, account.received_messages - messages, self._heard)
             self._keep_rate()
         self.regulate()
 
@@ -179,6 +217,10 @@ class LinkConnection:
         self._send(head)
         self._finish_if_done()
 
+    def check_topics(self, batches: Sequence[Batch]) -> None:
+        """Raise an error unless the client may publish to every topic of some messages."""
+        self._door.operations.rights.check_topics(self, batches)
+
     def submit(self, request_id: int, entry: Batch, then: Callable[[Batch], None]) -> None:
         """Submit a log entry and call ``then`` once it is committed; an error in either is the request's answer."""
 
@@ -192,7 +234,7 @@ class LinkConnection:
 
         self._door.hub.submit(entry, done)
 
-    def event(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
+    def event(self, head: dict[str, Any], body: Buffer | None = None) -> None:
         """Send one event of a stream; if it is too long for a tube, fail the request and hang up."""
         try:
             self._send(head, body)
@@ -342,12 +384,8 @@ class LinkConnection:
         self.account.adjust(Resource.FILTER_COST, cost - self._charged_cost)
         self._charged_cost = cost
 
-    def _take(self, message: LinkMessage, request_id: int) -> None:
-        try:
-            request = parse_request(message.head)
-        except UnexpectedError as error:
-            self._check_greeted()
-            raise RefusedError("unknown", str(error)) from None
+    def _take(self, request_id: int, request: Request | WireError) -> None:
+        """Take a request about the connection itself, or one that is wrong or too early."""
         match request:
             case HelloRequest():
                 if self.greeted:
@@ -379,7 +417,15 @@ class LinkConnection:
                     stream.close()
                     self.stream_over(request_id, {"cancelled": True})
                 return
+            case UnexpectedError():
+                self._check_greeted()
+                raise RefusedError("unknown", str(request))
+            case WireError():
+                raise request
         self._check_greeted()
+
+    def _turn_down(self, request_id: int) -> None:
+        """Refuse a request that cannot begin now."""
         if request_id in self._open:
             self.refuse("conflict", f"request {request_id} is open already")
             self.hang_up()
@@ -388,41 +434,60 @@ class LinkConnection:
             raise ExplainedError("busy", f"{MAX_OPEN} requests are open on this tube", limit=MAX_OPEN)
         if self._door.stopping is not None:
             raise self._door.stopping
-        self._open.add(request_id)
-        self._door.operations.perform(self, request, message.body)
+
+    def _published(self, request_id: int, size: int, result: Published | HeadraceError) -> None:
+        """Answer a publish of ``size`` bytes, which are no longer under way."""
+        self._uncommitted -= size
+        if isinstance(result, HeadraceError):
+            self.fail(request_id, result)
+        else:
+            first, last, repeated, op = result
+            self.answer(request_id, first=first, last=last, repeated=repeated, op=op)
+        self.regulate()
+
+    def _passed(self, request_id: int, size: int, result: Published | HeadraceError) -> None:
+        """Answer what a frontend has passed on: it asks only whether it was a repeat."""
+        if not isinstance(result, HeadraceError):
+            result = result._replace(repeated=bool(result.repeated))
+        self._published(request_id, size, result)
 
     def _check_greeted(self) -> None:
         if not self.greeted:
             asyncio.get_running_loop().call_soon(self.hang_up)
             raise RefusedError("hello", "hello must come first")
 
-    def _send(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
-        if self.tube.closed or self._cut_off:
+    def _send(self, head: dict[str, Any], body: Buffer | None = None) -> None:
+        if self._cut_off:
             return
-        data = serialize(head) if body is None else serialize_before(head, memoryview(body).nbytes)
-        size = len(data) if body is None else len(data) + memoryview(body).nbytes
-        self._sent += size
-        self.account.send(size, asyncio.get_running_loop().time() if self.account.rated else 0.0)
+        if body is None:
+            data: Buffer = serialize(head)
+            size = len(data)
+        else:
+            length = memoryview(body).nbytes
+            data = serialize_before(head, length)
+            size = len(data) + length
+            if size <= _JOINED:
+                # One short message is sent in one go.
+                data, body = b"".join((data, body)), None
+        account = self.account
         try:
             if body is None:
                 self.tube.write(data)
             else:
                 self.tube.write_parts((data, body))
         except HeadraceError as error:
-            # If we have closed the tube meanwhile, there is nobody to tell.
+            # If the tube is closed, there is nobody to tell.
             if isinstance(error, LimitError) and not self.tube.closed:
                 raise
+            return
+        self._sent += size
+        account.sent_bytes += size
+        if account.rated:
+            account.rate_sent(size, self._loop.time())
 
     def _finish_if_done(self) -> None:
         if self._ended and not self._open:
             self.finished.set()
-
-
-def _id_of(head: Mapping[str, Any]) -> int:
-    request_id = head.get("id")
-    if type(request_id) is not int or not 0 <= request_id <= MAX_ID:
-        raise MalformedError("link", "id", request_id, f"a whole number from 0 to {MAX_ID}")
-    return request_id
 
 
 def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The link's operations: each takes a request, and its connection answers it, now or later.
 
-Requests are dispatched to :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.publishing`,
-:mod:`~headrace.net.link.staging`, :mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers` and
-:mod:`~headrace.net.link.lost_ranges`; the simplest are answered here.
+Requests are dispatched to :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.staging`,
+:mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers` and
+:mod:`~headrace.net.link.lost_ranges`; the simplest are answered here. Publishing is the hub's own
+(:mod:`headrace.hub.publishing.requests`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 from headrace.errors import ConfigError, LimitError, RefusedError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
+from headrace.hub.publishing.requests import PublishRequests, RequestBodies
+from headrace.hub.services.objects import POLICY
 from headrace.hub.services.publish import ServicePublishing
 from headrace.hub.state import entry
 from headrace.message import Batch
@@ -21,7 +24,6 @@ from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
 from headrace.net.link.held_requests import HeldRequests
 from headrace.net.link.lost_ranges import LinkLostRanges
-from headrace.net.link.publishing import LinkPublishing, RequestBodies
 from headrace.net.link.reading import LinkReading
 from headrace.net.link.rights import LinkRights
 from headrace.net.link.row_bodies import RowCache
@@ -50,26 +52,27 @@ class LinkOperations:
         self._status = status
         self._reports = reports
         self._access = context.access
-        self._rights = rights = LinkRights(context.access)
+        self.rights = rights = LinkRights(context.access)
         self.held = HeldRequests(hub, context.settings.cluster.publish_seconds, self.perform)
         changes = ServicePublishing(hub, parts.services)
         bodies = RequestBodies(
-            hub.log, context.settings.limits.message_bytes, context.settings.limits.attributes
+            hub.log,
+            context.settings.limits.message_bytes,
+            context.settings.limits.attributes,
+            reserved=(POLICY,),
         )
         aside = BackgroundWork(context.readers)
         reading = LinkReading(hub, context.readers, cache, aside, consumers, parts.subscriptions, rights)
         self.waiting = reading.waiting
-        publishing = LinkPublishing(context.intake.idempotent, bodies, rights)
+        self.publishing = publishing = PublishRequests(context.intake.idempotent, bodies)
         self._stages = LinkStages(context.intake, changes, bodies, aside, hub.counters, rights)
-        self._table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
+        self.table: dict[type[ask.Request], Callable[[LinkConnection, Any, memoryview], None]] = {
             ask.HeadRequest: reading.head,
             ask.StatusRequest: self._tell_status,
             ask.ReadRequest: reading.read,
             ask.FollowRequest: reading.follow,
             ask.EntriesRequest: reading.entries,
             ask.ReplicateRequest: reading.replicate,
-            ask.PublishRequest: publishing.publish,
-            ask.PassRequest: publishing.pass_on,
             ask.PublisherRequest: publishing.newest,
             ask.HoldsRequest: self._holds,
             ask.StageRequest: self._stages.stage,
@@ -88,9 +91,9 @@ class LinkOperations:
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
         """Perform a request that the client may make; an error raised here is its answer."""
-        self._rights.check(connection, request)
+        self.rights.check(connection, request)
         if not self.held.hold(connection, request, body):
-            self._table[type(request)](connection, request, body)
+            self.table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:
         """Forget stages that were not committed in time, and go on with requests that were held."""

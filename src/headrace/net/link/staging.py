@@ -17,15 +17,16 @@ from headrace.hub.counters import Counters
 from headrace.hub.publishing.cover import Cover
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.publishing.query_marks import Marked, token_of
+from headrace.hub.publishing.requests import RequestBodies, check_origin
 from headrace.hub.publishing.staging import Stage, StagedPiece, covered, loaded, remove_all
 from headrace.hub.sequencer import Commit, Published
 from headrace.hub.services.publish import ServicePublishing, ServiceUse, uses
 from headrace.message import Batch
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.publishing import RequestBodies, check_origin
 from headrace.net.link.rights import LinkRights
 from headrace.wire.link import requests as ask
+from headrace.wire.link.plain_rows import parse_published
 
 
 class _AccountBudget(NamedTuple):
@@ -69,7 +70,7 @@ class LinkStages:
 
     def stage(self, connection: LinkConnection, request: ask.StageRequest, body: memoryview) -> None:
         """Keep rows until they are committed."""
-        rows = self._bodies.published(body)
+        rows = self._bodies.published(body, parse_published(body))
         self._rights.check_topics(connection, [rows])
         piece = StagedPiece(rows, held=len(body))
         stage = Stage(request.query, request.batch, _AccountBudget(connection.account))

@@ -45,7 +45,7 @@ class StreamTarget(Protocol):
     def full(self) -> bool:
         """Whether the tube takes no more for now."""
 
-    def event(self, head: Mapping[str, Any], body: Buffer | None = None) -> None:
+    def event(self, head: dict[str, Any], body: Buffer | None = None) -> None:
         """Send one event."""
 
     def stream_over(self, stream_id: int, answer: Mapping[str, Any] | HeadraceError) -> None:

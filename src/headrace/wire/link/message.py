@@ -12,8 +12,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cbor2
 import pyarrow as pa
@@ -62,23 +61,22 @@ Body = Buffer | Sequence[Buffer]
 """A body to be sent: one buffer, or several that stand side by side."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkMessage:
+class LinkMessage(NamedTuple):
     """One message of the link."""
 
     head: Mapping[str, Any]
-    body: memoryview = field(default_factory=lambda: memoryview(b""))
+    body: memoryview = memoryview(b"")
 
 
-def serialize(head: Mapping[str, Any]) -> bytes:
+def serialize(head: dict[str, Any]) -> bytes:
     """Serialize a head; its body, if any, follows it in the same tube message."""
-    data: bytes = cbor2.dumps(dict(head))
+    data: bytes = cbor2.dumps(head)
     if len(data) > MAX_HEAD:
         raise LimitError("link", "head", len(data), MAX_HEAD)
     return data
 
 
-def serialize_before(head: Mapping[str, Any], size: int) -> bytes:
+def serialize_before(head: dict[str, Any], size: int) -> bytes:
     """Serialize a head before a body of ``size`` bytes, padded to a multiple of 8 if the body is :data:`LONG`.
 
     So the body can be read in place.
@@ -111,7 +109,7 @@ def parse(message: Buffer) -> LinkMessage:
         head = decoder.decode()
     except _CBOR_ERRORS as error:
         raise MalformedError("link", "head", bytes(view[:64]), f"must be a CBOR map ({error})") from None
-    if not isinstance(head, dict) or not all(isinstance(key, str) for key in head):
+    if type(head) is not dict or not _TEXT.issuperset(map(type, head)):
         raise MalformedError("link", "head", bytes(view[:64]), "must be a CBOR map with text keys")
     return LinkMessage(head, view[source.tell() :])
 
@@ -203,6 +201,8 @@ def _tagged(_decoder: cbor2.CBORDecoder, *_: object) -> object:
 _NO_TAGS: Final = dict.fromkeys(
     (0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 100, 256, 258, 260, 261, 1004, 43000), _tagged
 )
+
+_TEXT: Final = frozenset((str,))
 
 _ALIGNED: Final = 8
 

@@ -145,7 +145,7 @@ class Layout:
 
     def place_at(self, name: str, buffer: int) -> int:
         """Where in the head the place of a column's buffer is: its offset after the head, and its length."""
-        return self._buffers_at + 16 * (self.buffers[name].start + buffer)
+        return int(self._buffers_at + 16 * (self.buffers[name].start + buffer))
 
     def empty_map(self, name: str, offsets: bytes) -> tuple[bytes, ...]:
         """Make a map column without entries: ``offsets`` are zeros, one more than there are rows."""

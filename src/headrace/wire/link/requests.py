@@ -7,13 +7,15 @@ and bounds, and an error names the member. Unknown members are ignored, so that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
 
-from headrace.errors import LimitError, MalformedError, UnexpectedError
-from headrace.message import MAX_SEQUENCE
+from headrace.errors import LimitError, MalformedError, UnexpectedError, WireError
+from headrace.message import MAX_SEQUENCE, Run
+from headrace.wire.link.message import MAX_MESSAGE, Buffer, parse
+from headrace.wire.link.plain_rows import parse_published
 from headrace.wire.sdk.predicate import Predicate, parse_field
 
 MAX_ID: Final = (1 << 53) - 1
@@ -287,6 +289,33 @@ Request: TypeAlias = (
 )  # fmt: skip
 
 OPERATIONS: Final[dict[str, type[Request]]] = {_operation(kind.__name__): kind for kind in get_args(Request)}
+
+
+class Asked(NamedTuple):
+    """A request as it came."""
+
+    id: int
+    request: Request | WireError
+    """The request; or what is wrong with it, to be answered."""
+    body: memoryview
+    rows: tuple[str, Run] | None = None
+    """The topic and payloads of a publish, if those are all that its body has."""
+
+
+def parse_asked(message: Buffer) -> Asked:
+    """Parse a message that a client sent; raise if it has no id, so that it cannot be answered."""
+    if len(message) > MAX_MESSAGE:
+        raise LimitError("link", "message", len(message), MAX_MESSAGE)
+    head, body = parse(message)
+    request_id = head.get("id")
+    if type(request_id) is not int or not 0 <= request_id <= MAX_ID:
+        raise MalformedError("link", "id", request_id, f"a whole number from 0 to {MAX_ID}")
+    try:
+        request = parse_request(head)
+    except WireError as error:
+        return Asked(request_id, error, body)
+    rows = parse_published(body) if type(request) is PublishRequest else None
+    return Asked(request_id, request, body, rows)
 
 
 def parse_request(head: Mapping[str, Any]) -> Request:

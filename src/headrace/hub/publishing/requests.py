@@ -1,15 +1,13 @@
-"""Publishing over the link: a client's own rows, what a frontend relays, and the rows of stages.
+"""The link's publish requests: a client's own rows, what a frontend relays, and the rows of stages.
 
-Rows come in a request's body and are checked against their bounds. The answer comes once they are committed; until then
-they count against what the connection may have under way. A repeat is answered like the first try
-(:mod:`headrace.hub.publishing.idempotent`).
+Rows come in a request's body and are checked against their bounds. The answer comes once they are committed. A repeat
+is answered like the first try (:mod:`headrace.hub.publishing.idempotent`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +16,12 @@ import pyarrow.compute as pc
 from headrace.errors import HeadraceError, LimitError, RefusedError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.passed import column_texts, number_range, unpack_passed
-from headrace.hub.sequencer import Claim, Opened, Opening, Published, WhenPublished
-from headrace.hub.services.objects import POLICY
+from headrace.hub.sequencer import Claim, Opened, Opening, WhenPublished
 from headrace.log import Log
-from headrace.message import Batch
-from headrace.net.link.connection import LinkConnection
-from headrace.net.link.rights import LinkRights
+from headrace.message import Batch, Run
 from headrace.protocols import ORIGINS, PUBLISHED_ORIGINS
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import PUBLISHED, rows_of
-from headrace.wire.link.plain_rows import parse_published
 
 MAX_TOPIC: Final = 0xFFFF
 """Most bytes of a topic: the log's limit for one that a whole batch shares."""
@@ -37,90 +31,132 @@ MAX_ENTRY_TOPIC: Final = 2048
 """Most bytes of the topic of a log entry: the name of a part of the state, and the longest name in any of them."""
 
 
-class LinkPublishing:
+class PublishRights(Protocol):
+    """Who asks, as far as publishing is concerned."""
+
+    @property
+    def owner(self) -> str:
+        """Whose publishers' names are the client's own; empty where nobody is known."""
+
+    @property
+    def publishes_everything(self) -> bool:
+        """Whether every topic is allowed."""
+
+
+class MessageCount(Protocol):
+    """The account that is charged for messages."""
+
+    received_messages: int
+
+
+class PublishAsker(Protocol):
+    """The connection that a request came on."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+
+    @property
+    def principal(self) -> PublishRights:
+        """Who the client is."""
+
+    @property
+    def account(self) -> MessageCount:
+        """What the client has."""
+
+    def check_topics(self, batches: Sequence[Batch], /) -> None:
+        """Raise an error unless the client may publish to every topic of some messages."""
+
+    def describe(self) -> str:
+        """Name the client for people."""
+
+    def answer(self, request_id: int, /, **members: Any) -> None:
+        """Answer a request that is done."""
+
+    def fail(self, request_id: int, error: HeadraceError, /) -> None:
+        """Answer a request that is refused."""
+
+
+class PublishRequests:
     """The publish requests of one hub's link."""
 
-    def __init__(self, publishing: IdempotentPublishing, bodies: RequestBodies, rights: LinkRights) -> None:
+    def __init__(self, publishing: IdempotentPublishing, bodies: RequestBodies) -> None:
         self._publishing = publishing
         self._bodies = bodies
-        self._rights = rights
 
-    def publish(self, connection: LinkConnection, request: ask.PublishRequest, body: memoryview) -> None:
-        """Publish rows."""
-        check_origin(request.origin)
-        batch = self._bodies.published(
-            body, origin=request.origin, publisher=request.publisher or connection.peer, number=request.number
-        )
-        self._rights.check_topics(connection, [batch])
-        if request.number is not None and not request.publisher:
+    def publish(
+        self,
+        asker: PublishAsker,
+        request: ask.PublishRequest,
+        body: memoryview,
+        rows: tuple[str, Run] | None,
+        reply: WhenPublished,
+    ) -> None:
+        """Publish rows; ``rows`` are those of the body if they were read without Arrow."""
+        publisher, number, who = request.publisher, request.number, asker.principal
+        if request.origin not in PUBLISHED_ORIGINS:
+            raise _unknown_origin(request.origin)
+        if number is not None and not publisher:
             raise RefusedError("malformed", "a number is a publisher's: say whose it is")
-        connection.account.receive(0, len(batch), asyncio.get_running_loop().time())
-        reply = _when_published(connection, request.id, len(body), int)
-        claim = Claim(request.epoch, request.client or connection.owner, request.retry)
+        batch = self._bodies.published(
+            body, rows, origin=request.origin, publisher=publisher or asker.peer, number=number
+        )
+        if not who.publishes_everything:
+            asker.check_topics([batch])
+        asker.account.received_messages += batch.run.count
+        claim = Claim(request.epoch, request.client or who.owner, request.retry)
         self._publishing.publish(batch, reply, follows=request.follows, claim=claim)
 
-    def pass_on(self, connection: LinkConnection, request: ask.PassRequest, body: memoryview) -> None:
+    def pass_on(self, request: ask.PassRequest, body: memoryview, reply: WhenPublished) -> None:
         """Publish what a frontend relays, and its mark after that."""
         batches = self._bodies.passed(body, request.rows)
-        reply = _when_published(connection, request.id, len(body), bool)
         self._publishing.pass_on(request.frontend, request.number, batches, reply, retry=request.retry)
 
-    def newest(self, connection: LinkConnection, request: ask.PublisherRequest, _body: memoryview) -> None:
+    def newest(self, asker: PublishAsker, request: ask.PublisherRequest, _body: memoryview) -> None:
         """Answer a publisher's newest number; or open its name, and answer its epoch too."""
         if request.open is not None:
-            self._open(connection, request, request.open)
+            self._open(asker, request, request.open)
             return
 
         def reply(newest: int | HeadraceError | None) -> None:
             if isinstance(newest, HeadraceError):
-                connection.fail(request.id, newest)
+                asker.fail(request.id, newest)
             else:
-                connection.answer(request.id, newest=newest)
+                asker.answer(request.id, newest=newest)
 
         self._publishing.newest(request.publisher, reply)
 
-    def _open(self, connection: LinkConnection, request: ask.PublisherRequest, holder: str) -> None:
+    def _open(self, asker: PublishAsker, request: ask.PublisherRequest, holder: str) -> None:
         def reply(opened: Opened | HeadraceError) -> None:
             if isinstance(opened, HeadraceError):
-                connection.fail(request.id, opened)
+                asker.fail(request.id, opened)
             else:
-                connection.answer(request.id, epoch=opened.epoch, newest=opened.newest)
+                asker.answer(request.id, epoch=opened.epoch, newest=opened.newest)
 
-        client = request.client or connection.owner
-        wanted = Opening(holder, client, request.by or connection.describe())
+        client = request.client or asker.principal.owner
+        wanted = Opening(holder, client, request.by or asker.describe())
         self._publishing.open(request.publisher, wanted, reply)
 
 
-def _when_published(
-    connection: LinkConnection, request_id: int, size: int, count: Callable[[int], int]
-) -> WhenPublished:
-    """Count rows as under way; the result is called with their place, and answers the request."""
-    connection.uncommitted(size)
-
-    def reply(result: Published | HeadraceError) -> None:
-        connection.uncommitted(-size)
-        if isinstance(result, HeadraceError):
-            connection.fail(request_id, result)
-        else:
-            first, last, repeated, op = result
-            connection.answer(request_id, first=first, last=last, repeated=count(repeated), op=op)
-
-    return reply
-
-
 class RequestBodies:
-    """Reads the rows in request bodies, and checks their limits."""
+    """Reads the rows in request bodies, and checks their limits; nobody may relay entries of ``reserved`` topics."""
 
-    def __init__(self, log: Log, message_bytes: int, attributes: int) -> None:
+    def __init__(self, log: Log, message_bytes: int, attributes: int, reserved: Collection[str] = ()) -> None:
         self._log = log
+        self._reserved = frozenset(reserved)
         self._message_bytes = message_bytes
         self._attributes = attributes
 
     def published(
-        self, body: memoryview, *, origin: str = "", publisher: str = "", number: int | None = None
+        self,
+        body: memoryview,
+        plain: tuple[str, Run] | None,
+        *,
+        origin: str = "",
+        publisher: str = "",
+        number: int | None = None,
     ) -> Batch:
-        """Read rows to publish or stage."""
-        plain = parse_published(body)
+        """Read rows to publish or stage; ``plain`` are the body's topic and payloads, if that is all it has."""
         if plain is None:
             rows = _some_rows(body, PUBLISHED)
             _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
@@ -128,12 +164,12 @@ class RequestBodies:
             self._check_attributes(rows)
             return published(rows, origin=origin, publisher=publisher, number=number)
         topic, run = plain
-        _check_topic(len(topic.encode()))
-        batch = Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
+        if len(topic) > MAX_TOPIC // 4:  # a character has up to four bytes
+            _check_topic(len(topic.encode()))
         # If all payloads together are within the limit, each is.
-        if batch.run.size > self._message_bytes:
-            self._check_payload(int(batch.run.lengths.max()))
-        return batch
+        if run.size > self._message_bytes:
+            self._check_payload(int(run.lengths.max()))
+        return Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
 
     def passed(self, body: memoryview, rows: int) -> list[Batch]:
         """Read messages and log entries that a frontend relays, within the bounds of what is published.
@@ -156,7 +192,7 @@ class RequestBodies:
         _check_topic(longest)
         if batch.is_entries and longest > MAX_ENTRY_TOPIC:
             raise LimitError("link", "name of an entry", longest, MAX_ENTRY_TOPIC)
-        if batch.is_entries and POLICY in topics:
+        if batch.is_entries and not self._reserved.isdisjoint(topics):
             raise RefusedError("malformed", "only the hub that numbers messages sets the policy for services")
         longest = max(map(len, column_texts(batch, "publisher")))
         if longest > ask.MAX_NAME:
@@ -196,9 +232,13 @@ class RequestBodies:
 def check_origin(origin: str) -> None:
     """Refuse an origin that no publisher may name."""
     if origin not in PUBLISHED_ORIGINS:
-        raise RefusedError(
-            "malformed", f"origin {origin!r}: expected one of {', '.join(sorted(PUBLISHED_ORIGINS))}"
-        )
+        raise _unknown_origin(origin)
+
+
+def _unknown_origin(origin: str) -> RefusedError:
+    return RefusedError(
+        "malformed", f"origin {origin!r}: expected one of {', '.join(sorted(PUBLISHED_ORIGINS))}"
+    )
 
 
 def _some_rows(body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
