@@ -79,7 +79,7 @@ def test_while_we_do_not_read_we_only_ask() -> None:
 def test_a_message_must_be_whole_in_time() -> None:
     peer = Peer()
     peer.unfinished = True
-    peer.liveness.whole(5)
+    peer.liveness.whole = 5
     for now in range(6, 65, 4):
         peer.liveness.hear(now)
         assert peer.at(now) == Wait(min(now + 10, 65))

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from headrace.config import Address
 from headrace.errors import HeadraceError, UsageError
-from headrace.tube.message_parts import gather, steady
+from headrace.tube.message_parts import gather
 from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.tube.receiver import Received, ReceiveQueue, Receiver
 from headrace.tube.session import Phase, TubeSession
@@ -121,21 +121,21 @@ class Tube:
         """
         if self._session.paused:
             await self._session.drain()
-        self._session.write((steady(message),))
+        self._session.write(message)
 
     async def send_parts(self, parts: Iterable[Buffer]) -> None:
         """Send several buffers as one message, like :meth:`send` and without copying them together."""
         if self._session.paused:
             await self._session.drain()
-        self._session.write(gather(parts))
+        self._session.write_parts(gather(parts))
 
     def write(self, message: Buffer) -> None:
         """Send a message now, without waiting for room: it may wait in memory. See :attr:`paused`."""
-        self._session.write((steady(message),))
+        self._session.write(message)
 
     def write_parts(self, parts: Iterable[Buffer]) -> None:
         """Send several buffers as one message now."""
-        self._session.write(gather(parts))
+        self._session.write_parts(gather(parts))
 
     @property
     def paused(self) -> bool:

@@ -37,18 +37,19 @@ class GiveUp:
 
 
 class Liveness:
-    """The times at which one peer was last heard."""
+    """The times at which one peer was last heard, which its session sets as bytes come."""
 
-    __slots__ = ("_asked", "_began", "_heard", "_opened", "_options", "_taken", "_whole")
+    __slots__ = ("_began", "_opened", "_options", "_taken", "asked", "heard", "whole")
 
     def __init__(self, options: TubeOptions, now: float) -> None:
         self._options = options
         self._opened = False
         self._began = now
-        self._heard = now
-        self._whole = now
+        self.heard = now
+        """When bytes last came."""
+        self.whole = now
         """When the peer was last between messages."""
-        self._asked: float | None = None
+        self.asked: float | None = None
         """When a Ping was sent, or the peer last took something after it; None once the peer was heard."""
         self._taken = 0
 
@@ -59,17 +60,13 @@ class Liveness:
 
     def hear(self, now: float) -> None:
         """Note that bytes came."""
-        self._heard = now
-        self._asked = None
-
-    def whole(self, now: float) -> None:
-        """Note that the peer is between messages."""
-        self._whole = now
+        self.heard = now
+        self.asked = None
 
     def resume(self, now: float) -> None:
         """Note that we read again after we did not: all waits start anew."""
-        self.hear(now)
-        self.whole(now)
+        self.heard = self.whole = now
+        self.asked = None
 
     def look(self, now: float, *, reading: bool, unfinished: bool, taken: int) -> Wait | Ask | GiveUp:
         """Decide what is due; ``taken`` counts our bytes that the network has taken so far."""
@@ -81,21 +78,21 @@ class Liveness:
             return Wait(until)
         deadlines = [now + options.message_seconds]
         if unfinished and reading:
-            deadlines[0] = self._whole + options.message_seconds
+            deadlines[0] = self.whole + options.message_seconds
             if now >= deadlines[0]:
                 return GiveUp(f"a message was not whole within {options.message_seconds:g} s")
-        if self._asked is None or not reading:
-            ask_at = max(self._heard, self._asked or 0.0) + options.idle_seconds
+        if self.asked is None or not reading:
+            ask_at = max(self.heard, self.asked or 0.0) + options.idle_seconds
             if now >= ask_at:
-                self._asked = now
+                self.asked = now
                 self._taken = taken
                 return Ask()
             deadlines.append(ask_at)
         else:
             if taken != self._taken:
                 self._taken = taken
-                self._asked = now
-            if now >= self._asked + options.pong_seconds:
+                self.asked = now
+            if now >= self.asked + options.pong_seconds:
                 return GiveUp(f"no answer to a Ping within {options.pong_seconds:g} s")
-            deadlines.append(self._asked + options.pong_seconds)
+            deadlines.append(self.asked + options.pong_seconds)
         return Wait(min(deadlines))

@@ -22,7 +22,8 @@ from headrace.tube.compression import CompressIn, TubeCodec, choose_place, pack
 from headrace.tube.message_parts import Parts
 from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.wire.receive_buffer import Buffer
-from headrace.wire.tube.frames import COMPRESS_FROM
+from headrace.wire.tube.connection import Compression, Transport
+from headrace.wire.tube.frames import COMPRESS_FROM, LONE_BYTES, lone_front
 
 PIECES_A_TURN = 256
 """A WebSocket frame costs some microseconds of Python: this many are a millisecond or two."""
@@ -63,6 +64,8 @@ class Outgoing:
         self._next_turn: asyncio.Handle | None = None
         self._full = False
         self._stopped = False
+        self._lone_bytes = -1
+        """The longest message that is sent in one step; none before the tube is open."""
 
     @property
     def idle(self) -> bool:
@@ -85,6 +88,28 @@ class Outgoing:
         self._counts.messages_sent += 1
         self._waiting.append(parts)
         self.pump()
+
+    def send_lone(self, message: Buffer) -> bool:
+        """Send a short message in one step, if nothing is before it; return whether that was possible."""
+        if (
+            type(message) is not bytes
+            or len(message) > self._lone_bytes
+            or self._under_way
+            or self._waiting
+            or self._ping_due
+            or self._blocked
+            or self._codec.owes
+        ):
+            return False
+        self._counts.messages_sent += 1
+        self._write((lone_front(len(message)) + message,))
+        return True
+
+    def open(self, longest: int) -> None:
+        """Begin to send messages; ``longest`` is that of one fragment."""
+        if self._codec.transport is Transport.TCP:
+            short = LONE_BYTES - 1 if self._codec.compression.state is Compression.OFF else COMPRESS_FROM - 1
+            self._lone_bytes = min(longest, short)
 
     def ping(self) -> None:
         """Send a Ping after the message under way."""

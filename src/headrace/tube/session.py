@@ -31,7 +31,7 @@ from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableE
 from headrace.tube.compression import TubeCodec
 from headrace.tube.incoming import Incoming
 from headrace.tube.liveness import Ask, GiveUp, Liveness, Wait
-from headrace.tube.message_parts import Parts
+from headrace.tube.message_parts import Parts, steady
 from headrace.tube.options import TubeCounts, TubeOptions
 from headrace.tube.outgoing import Outgoing
 from headrace.tube.receiver import Receiver
@@ -92,8 +92,8 @@ class TubeSession:
         self._trifles = float(MAX_TRIFLES)
         """Control codes that may come now."""
         self._loop = asyncio.get_running_loop()
-        self._heard_at = self._trifle_at = self._loop.time()
-        self._liveness = Liveness(options, self._heard_at)
+        self._trifle_at = self._loop.time()
+        self._liveness = Liveness(options, self._trifle_at)
         self._timer: asyncio.TimerHandle | None = None
         self._connection: TubeTransport
         self._outgoing: Outgoing
@@ -161,8 +161,13 @@ class TubeSession:
         """Accept messages of full length: the peer has shown who it is."""
         self._codec.keep_limits(self.options.limits)
 
-    def write(self, parts: Parts) -> None:
+    def write(self, message: Buffer) -> None:
         """Send a message, which waits in memory if there is no room."""
+        if self.phase is not Phase.OPEN or not self._outgoing.send_lone(message):
+            self.write_parts((steady(message),))
+
+    def write_parts(self, parts: Parts) -> None:
+        """Send a message that is in parts."""
         self.check_open()
         length = sum(map(len, parts))
         if length > self.options.longest_sent:
@@ -267,11 +272,28 @@ class TubeSession:
         """Begin to send: the connection carries pieces from now on."""
         self._outgoing.pump()
 
-    def hear(self) -> float:
-        """Note that the peer sent something; return when."""
-        self._heard_at = self._loop.time()
-        self._liveness.hear(self._heard_at)
-        return self._heard_at
+    def hear(self) -> None:
+        """Note that the peer sent something."""
+        self._liveness.hear(self._loop.time())
+
+    def read(self, data: memoryview) -> bool:
+        """Take what was read from TCP; return whether its memory is free again."""
+        live = self._liveness
+        live.heard, live.asked = self._loop.time(), None
+        message = None if self.ended else self._codec.take_lone(data)
+        if message is None:
+            free = self.receive(data)
+            self.hold_unfinished()
+            return free
+        live.whole = live.heard
+        self.counts.messages_received += 1
+        if self._held:
+            self.hold_unfinished()
+        try:
+            self.receiver.on_message(message)
+        except WireError as error:
+            self.refuse(error)
+        return True
 
     def receive(self, data: Buffer) -> bool:
         """Take bytes, or one WebSocket message; return whether their memory is free again."""
@@ -279,7 +301,7 @@ class TubeSession:
             return self._receive_verdict(data)
         free = self._incoming.receive(data)
         if not self._codec.unfinished:
-            self._liveness.whole(self._heard_at)
+            self._liveness.whole = self._liveness.heard
         return free
 
     def owe(self) -> None:
@@ -291,9 +313,9 @@ class TubeSession:
         """Note that the peer sent something that carries no message; return whether it may go on."""
         self._trifles -= 1
         if self._trifles < 0:
-            earned = (self._heard_at - self._trifle_at) * TRIFLES_A_SECOND
+            earned = (self._liveness.heard - self._trifle_at) * TRIFLES_A_SECOND
             self._trifles = min(MAX_TRIFLES, self._trifles + earned)
-            self._trifle_at = self._heard_at
+            self._trifle_at = self._liveness.heard
             if self._trifles < 0:
                 # What was read with them is not looked at: it may be a hundred thousand more.
                 self._incoming.drop()
@@ -393,7 +415,7 @@ class TubeSession:
                 return
             case Message(data):
                 self.counts.messages_received += 1
-                self._liveness.whole(self._heard_at)
+                self._liveness.whole = self._liveness.heard
                 self.receiver.on_message(data)
             case Ping():
                 self.owe()
@@ -412,6 +434,7 @@ class TubeSession:
         self.phase = Phase.OPEN
         self._opened = True
         self._liveness.open(self._loop.time())
+        self._outgoing.open(min(self.fragment_size, self.options.longest_sent))
         self._look()
         self._outgoing.pump()
         self._wake()

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Any, cast
 
 from headrace.config import Address
@@ -60,7 +61,6 @@ class TubeTransport(asyncio.BufferedProtocol):
     def __init__(self, session: TubeSession, buffer: ReadBuffer) -> None:
         self._session = session
         self._buffer = buffer
-        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._read_size = SMALLEST_READ
         self.written = 0
@@ -145,13 +145,17 @@ class TubeTransport(asyncio.BufferedProtocol):
 
     def buffer_updated(self, received: int) -> None:
         """Take what was read."""
-        began = self._session.hear()
+        view = self._buffer.view[:received]
         if not self.first_bytes:
-            self.first_bytes = bytes(self._buffer.view[: min(received, _FIRST)])
-        if not self._take(self._buffer.view[:received]):
+            self.first_bytes = bytes(view[:_FIRST])
+        if received < self._read_size == SMALLEST_READ:
+            if not self._take(view):
+                self._buffer.keep()
+            return
+        began = monotonic()
+        if not self._take(view):
             self._buffer.keep()
-        self._session.hold_unfinished()
-        if self._loop.time() - began > _TOO_LONG:
+        if monotonic() - began > _TOO_LONG:
             self._read_size = max(SMALLEST_READ, self._read_size // 4)
         elif received == self._read_size:
             self._read_size = min(READ_BYTES, self._read_size * 2)
@@ -168,14 +172,6 @@ class TubeTransport(asyncio.BufferedProtocol):
     def _take(self, data: memoryview) -> bool:
         """Take what was read; return whether its memory is free again."""
 
-    def _send(self, *data: Buffer) -> None:
-        self.written += sum(map(len, data))
-        if len(data) == 1:
-            # Python's own transports copy what writelines() is given.
-            self._transport.write(data[0])
-        else:
-            self._transport.writelines(data)
-
 
 class TcpTransport(TubeTransport):
     """One TCP connection."""
@@ -184,8 +180,15 @@ class TcpTransport(TubeTransport):
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Send bytes; nothing more once our direction has ended: what was read by then may still ask for answers."""
-        if not self._finished:
-            self._send(*pieces)
+        if self._finished:
+            return
+        if len(pieces) == 1:
+            # Python's own transports copy what writelines() is given.
+            self.written += len(pieces[0])
+            self._transport.write(pieces[0])
+        else:
+            self.written += sum(map(len, pieces))
+            self._transport.writelines(pieces)
 
     def finish(self) -> None:
         """Half-close: the peer reads all that was written, then our end, and closes as well."""
@@ -212,7 +215,7 @@ class TcpTransport(TubeTransport):
         return self._session.end(sending=self._transport.can_write_eof())
 
     def _take(self, data: memoryview) -> bool:
-        return self._session.receive(data)
+        return self._session.read(data)
 
 
 def address_of(name: object) -> Address:

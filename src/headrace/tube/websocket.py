@@ -134,11 +134,13 @@ class WebSocketTransport(TubeTransport):
         self._work()
 
     def _take(self, data: memoryview) -> bool:
+        self._session.hear()
         # The library copies what it is given into its own buffer.
         self._protocol.receive_data(data)  # type: ignore[arg-type]
         self._flush()
         self._events.extend(self._protocol.events_received())
         self._work()
+        self._session.hold_unfinished()
         return True
 
     def _work(self) -> bool:
@@ -227,7 +229,8 @@ class WebSocketTransport(TubeTransport):
             if self._transport.is_closing() or self._finished:
                 return
             if data:
-                self._send(data)
+                self.written += len(data)
+                self._transport.write(data)
                 continue
             self._finished = True
             if self._transport.can_write_eof():

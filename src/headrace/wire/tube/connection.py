@@ -156,6 +156,8 @@ class TubeConnection:
         else:
             self._decoder = WebSocketDecoder(limits)
             self._pieces = websocket_pieces
+        self.take_lone = self._decoder.take_lone
+        """Takes what was received if it is one whole message, and nothing else is under way; see the decoder."""
         self._outbox: list[Iterable[Buffer]] = []
         self._kept = b""
         """The message on trial, to repeat if its compression is refused."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,6 +37,9 @@ MAX_COMPRESSION = 7
 
 COMPRESS_FROM = 512
 """Shorter messages fit a packet or two anyway."""
+
+LONE_BYTES = 8192
+"""Messages shorter than this are written and read in one step, if they travel alone in one fragment."""
 
 _LEVEL = 1
 _SAMPLE = 4096
@@ -189,6 +193,16 @@ def stream_pieces(message: Buffer, fragment_size: int, compression: int = RAW) -
         front = b""
     yield front + last
     yield view[full:]
+
+
+@lru_cache(maxsize=LONE_BYTES)
+def lone_front(length: int) -> bytes:
+    """What goes over TCP before an uncompressed message of one fragment.
+
+    >>> lone_front(100).hex(" ")
+    '01 c8 01'
+    """
+    return serialize(Header(RAW, 1)) + serialize_varint(length)
 
 
 def websocket_pieces(message: Buffer, fragment_size: int, compression: int = RAW) -> Iterator[Buffer]:

@@ -28,6 +28,7 @@ from headrace.wire.receive_buffer import Buffer, Decoder
 from headrace.wire.state_machine import StateMachine
 from headrace.wire.tube.frames import (
     DEFLATE,
+    LONE_BYTES,
     MAX_FRAGMENT_SIZE,
     RAW,
     Control,
@@ -78,6 +79,10 @@ class TubeLimits:
 
 
 DEFAULT_LIMITS = TubeLimits()
+
+
+_LONE = 1
+"""The header of an uncompressed message of one fragment."""
 
 
 class ReceivingState(Enum):
@@ -154,6 +159,10 @@ class Reassembly(Decoder[Frame]):
     def forget(self) -> None:
         """Free the message under way: the connection is over."""
         self._message = bytearray()
+
+    def take_lone(self, _data: Buffer) -> bytes | None:
+        """Take what was received if it is one whole uncompressed message in one step; else take nothing of it."""
+        return None
 
     def _open(self, size: int, offset: int) -> Frame:
         if size < 1:
@@ -236,6 +245,34 @@ class StreamDecoder(Reassembly):
             self._at = 0
             self._received += len(self._chunk) - len(left)
         return self._frames()
+
+    def take_lone(self, data: Buffer) -> bytes | None:
+        """Take what was received if it is one whole uncompressed message in one step; else take nothing of it.
+
+        That is what a connection receives that carries one short message at a time.
+        """
+        size = len(data)
+        if size < 2 or data[0] != _LONE or size > LONE_BYTES or self._refused is not None:
+            return None
+        folded, begin = data[1], 2
+        if folded > 0x7F:
+            if size < 3 or data[2] > 0x7F:
+                return None
+            folded, begin = folded & 0x7F | data[2] << 7, 3
+        length = size - begin
+        if folded != length << 1 or length > self.limits.fragment_size or length > self.limits.max_message:
+            return None
+        if self.machine.state is not ReceivingState.IDLE or self._at < len(self._chunk):
+            return None
+        # What _admit() and _end_message() count.
+        if length < self._crumb:
+            if not self._crumbs:
+                return None
+        elif self._crumbs < MAX_CRUMBS:
+            self._crumbs = min(self._crumbs + 2, MAX_CRUMBS)
+        self._received += size
+        self._boundary = self._received
+        return bytes(data[begin:])
 
     @property
     def _position(self) -> int:
