@@ -17,9 +17,9 @@ from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import ServicePolicy, obey
 from headrace.hub.state_parts import StateParts
+from headrace.hub.steady_clock import SteadyClock
 from headrace.message import Batch, node_id
 from headrace.net.cluster.node import ClusterNode
-from headrace.net.server.machine.steady_clock import SteadyClock
 from headrace.wire.parcel.body import (
     Body,
     DoViewChange,
@@ -120,15 +120,14 @@ class Process:
         self.settings = load(environ={}, sets=[*world.sets, *node.sets, f"log.fsync={fsync}"])
         self.parts = StateParts()
         self.clock = SteadyClock(lambda: self.machine.wall, lambda: int(self.machine.uptime * 1e6))
-        self._turn_due = False
         self._ends: dict[Address, End | None] = {}
         self.cluster = ClusterNode(self.settings, threads, writer)
         self.log = self.cluster.open_log(self.machine.files.directory)
         self.known = self.log.head_op
         """What it knew to be committed when it was started."""
         self.hub = Hub(self.log, self.id, max_uncommitted=1 << 20, state=self.parts.state())
-        self.hub.wake = self._wake
-        self.hub.take_turn = self._turn
+        self.hub.wake = lambda: self.loop.call_soon(self.hub.take_turn)
+        self.hub.now = self.clock.now
         self.hub.doors.append(self)
         stages = self.machine.files.directory.with_name("stages")
         self.intake = PublishIntake(self.hub, self.parts.publishers, self.parts.queries, stages)
@@ -183,15 +182,6 @@ class Process:
         if self.log.head < self.node.told:
             raise BrokenPromiseError(f"{self.node.name} tells of head {self.log.head} after {self.node.told}")
         self.node.told = self.log.head
-
-    def _wake(self) -> None:
-        if not self._turn_due:
-            self._turn_due = True
-            self.loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._turn_due = False
-        self.hub.turn(self.clock.now())
 
     def _obey_policy(self) -> None:
         if not self.log.tail_op:

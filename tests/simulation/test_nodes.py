@@ -27,11 +27,11 @@ from headrace.cluster.durable_state import StoredState, remember
 from headrace.cluster.membership import Membership
 from headrace.errors import StorageError
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.steady_clock import SteadyClock
 from headrace.log import Log
 from headrace.log.tail_writer import TailWriter
 from headrace.net.cluster import replica_driver
 from headrace.net.cluster.replica_driver import ReplicaDriver
-from headrace.net.server.machine.steady_clock import SteadyClock
 
 _BLOCK = 20
 

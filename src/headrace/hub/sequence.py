@@ -12,7 +12,7 @@ One turn of the event loop is one batch of work:
 What must agree on messages and entries alike (commit, cut back, other nodes) counts operations: see
 :mod:`headrace.log.store`.
 
-The hub owns no socket, thread or clock: ``now`` is an argument, and :attr:`Hub.wake` is how it asks for a turn.
+The hub owns no socket, thread or clock: :attr:`Hub.now` tells the time, and :attr:`Hub.wake` asks for a turn.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ class Hub:
         self._immediate = True
         if commit is not None:
             self.commit_by(commit)
-        self.wake: Callable[[], None] = lambda: None
-        self.take_turn: Callable[[], None] = lambda: None
-        """Takes the turn at once; set by the owner, who has the clock."""
+        self.wake: Callable[[], object] = lambda: None
+        """Asks for a turn soon: :meth:`take_turn`."""
+        self.now: Callable[[], int] = lambda: 0
+        """The time in µs; set by the owner, who has the clock."""
         self.relieved: Callable[[], None] = lambda: None
         """Called when :attr:`congested` becomes false: doors may read from publishers again."""
         self._max_uncommitted = max_uncommitted
@@ -185,12 +186,16 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        """Whether a turn has enough to do: a door should :attr:`take_turn` before it reads more.
+        """Whether a turn has enough to do: a door should :meth:`take_turn` before it reads more.
 
         An event loop may read one busy socket many times in a row. Without a bound, a turn would be megabytes long, and
         publisher, hub and subscribers would wait for one another instead of working side by side.
         """
         return self._waiting >= TURN_BYTES
+
+    def take_turn(self) -> None:
+        """Take the turn at once."""
+        self.turn(self.now())
 
     def turn(self, now: int) -> None:
         """Number and append what was submitted since the last turn, or pass it to the sequencer; ``now`` in µs."""
@@ -368,8 +373,7 @@ class Hub:
     def _appended_now(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
         """Commit what was just appended, or leave that to the commit rule."""
         if self._immediate and not self._appended:
-            self.log.commit(self.log.tail_op)
-            self._hand_out(batches, dones)
+            self._hand_out(self.log.tail_op, batches, dones)
             return
         for batch, done in zip(batches, dones, strict=True):
             self._appended.append(Submission(batch, done))
@@ -378,9 +382,8 @@ class Hub:
 
     def committed(self, upto: int) -> None:
         """Commit operations up to ``upto``, and hand the newly committed messages to the doors."""
-        was_congested = self.congested
+        was_crowded = self._uncommitted > self._max_uncommitted
         self._hand_out_unread(upto)
-        self.log.commit(upto)
         batches: list[Batch] = []
         dones: list[Done | None] = []
         while self._appended and self._appended[0].batch.last_op <= upto:
@@ -388,9 +391,8 @@ class Hub:
             self._uncommitted -= batch.size
             batches.append(batch)
             dones.append(done)
-        if batches:
-            self._hand_out(batches, dones)
-        if was_congested and not self.congested:
+        self._hand_out(upto, batches, dones)
+        if was_crowded and not self.congested:
             self.relieved()
 
     def _hand_out_unread(self, upto: int) -> None:
@@ -399,14 +401,17 @@ class Hub:
         unread = self._appended[0].batch.op - 1 if self._appended else log.tail_op
         while log.head_op < min(upto, unread):
             batches = log.read_ops(log.head_op + 1, min(upto, unread), uncommitted=True)
-            log.commit(batches[-1].last_op)
-            self._hand_out(batches, [None] * len(batches))
+            self._hand_out(batches[-1].last_op, batches, [None] * len(batches))
 
-    def _hand_out(self, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
+    def _hand_out(self, upto: int, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
+        """Commit operations up to ``upto``: the state has them first, then readers, then those who wait for them."""
         for batch in batches:
             if self.sequencer is None:
-                self.received(batch)
+                self._received[batch.origin].value += len(batch)
             self.state.apply(batch)
+        self.log.commit(upto)
+        if not batches:
+            return
         messages = [batch for batch in batches if not batch.is_entries]
         for door in self.doors:
             door.deliver(messages)

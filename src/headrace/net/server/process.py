@@ -50,9 +50,9 @@ from headrace.net.server.access.used_token_files import UsedTokenFiles
 from headrace.net.server.doors import DoorOpener
 from headrace.net.server.log.maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.log.repeat_comparison import in_threads
+from headrace.net.server.machine.clock import machine_clock
 from headrace.net.server.machine.log_disk import LogDisk, let_append
 from headrace.net.server.machine.reader_threads import ReaderThreads
-from headrace.net.server.machine.steady_clock import SteadyClock
 from headrace.net.server.machine.writer_thread import WriterThread
 from headrace.net.server.status.alerts import Alert, RefusalRate, alerts_from
 from headrace.net.server.status.loop_watch import LoopWatch
@@ -148,8 +148,7 @@ class Server:
         )
         self.accounts = Accounts(settings)
         self.unfinished = UnfinishedBytes(max(limits.unfinished_bytes, limits.message_bytes))
-        self._turn_due = False
-        self._clock = SteadyClock()
+        self._clock = machine_clock()
         self.reports = ProgramReports()
         self.refusals = RefusalRate()
 
@@ -228,7 +227,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for door in self._doors:
             door.stop()
-        self._turn()
+        self.hub.take_turn()
         log = self.hub.log
         try:
             async with asyncio.timeout(seconds * _FOR_THE_DISK):
@@ -374,8 +373,9 @@ class Server:
 
             self.past = ArchivedPast(log, settings.log.archive, served=hub.counters.counter("from_archive"))
             log.past = self.past
-        hub.wake = self._wake
-        hub.take_turn = self._turn
+        # After all readable sockets have been read, so that their messages make one batch.
+        hub.wake = partial(asyncio.get_running_loop().call_soon, hub.take_turn)
+        hub.now = self._clock.now
         hub.relieved = self._relieved
         self.hub = hub
         self.watch = LoopWatch(hub.counters)
@@ -418,7 +418,7 @@ class Server:
         self._log_disk = LogDisk(log, self._disk, self._writer, alone=True)
         let_append(hub, self._log_disk)
         self._obey_policy()
-        self._turn()
+        self.hub.take_turn()
 
     async def _find_past(self) -> None:
         """Look at the archive before anybody asks for what it has; a hub starts without it, too."""
@@ -502,16 +502,6 @@ class Server:
             self.ready = False
             self.hub.counters.add("background_failures")
             logger.critical("a background task failed; restart the hub", exc_info=error)
-
-    def _wake(self) -> None:
-        # After all readable sockets have been read, so that their messages make one batch.
-        if not self._turn_due:
-            self._turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._turn_due = False
-        self.hub.turn(self._clock.now())
 
     def _relieved(self) -> None:
         for door in self._doors:

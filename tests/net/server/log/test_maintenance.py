@@ -24,6 +24,7 @@ from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import entry
 from headrace.hub.state_parts import StateParts
+from headrace.hub.steady_clock import SteadyClock
 from headrace.log import Log
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.store import remove_files
@@ -31,8 +32,8 @@ from headrace.message import Batch, Run
 from headrace.net.server import process as servers
 from headrace.net.server.log import maintenance as upkeeps
 from headrace.net.server.log.maintenance import GroupCommit, LogMaintenance
+from headrace.net.server.machine.clock import machine_clock
 from headrace.net.server.machine.disk_room import DiskRoom
-from headrace.net.server.machine.steady_clock import SteadyClock
 from headrace.net.server.process import Server
 
 SECOND = 1_000_000
@@ -787,7 +788,7 @@ async def test_a_consumer_that_nobody_uses_is_removed_by_the_age_of_what_waits(
     publish(hub, b"a", b"b", now=1_000_000)
     day = 86_400 * SECOND
     publish(hub, b"c", now=200 * day)
-    clock = SteadyClock()
+    clock = machine_clock()
     monkeypatch.setattr(clock, "now", lambda: 200 * day)
     upkeep = LogMaintenance(hub, load(environ={}), disk, consumers=known, clock=clock)
     removed: list[str] = []

@@ -20,11 +20,12 @@ from headrace.errors import DamagedError, FullError, StorageError
 from headrace.hub.consumers.cursors import Consumers, remove, use
 from headrace.hub.consumers.unused import UnusedConsumers
 from headrace.hub.sequence import Hub
+from headrace.hub.steady_clock import SteadyClock
 from headrace.log.snapshots.pieces import Section, in_pieces
 from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
+from headrace.net.server.machine.clock import machine_clock
 from headrace.net.server.machine.disk_room import DiskRoom
-from headrace.net.server.machine.steady_clock import SteadyClock
 
 if TYPE_CHECKING:
     from headrace.archive.past import ArchivedPast
@@ -132,7 +133,7 @@ class LogMaintenance:
         self._past = past
         """The archive, if the log has one."""
         self._past_threads = past_threads or disk
-        self._clock = clock or SteadyClock()
+        self._clock = clock or machine_clock()
         self._trusted_at = asyncio.get_running_loop().time() + min(
             trusted_after, settings.log.retain_seconds or 0
         )

@@ -9,7 +9,6 @@ followed at once: that is how a clock is kept right.
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic_ns, time_ns
 from typing import Final
 
 STEP: Final = 1_000_000
@@ -22,11 +21,7 @@ PATIENCE: Final = 300_000_000
 class SteadyClock:
     """Microseconds since 1970, by a clock that may step (``wall``) and one that does not (``uptime``)."""
 
-    def __init__(
-        self,
-        wall: Callable[[], int] = lambda: time_ns() // 1000,
-        uptime: Callable[[], int] = lambda: monotonic_ns() // 1000,
-    ) -> None:
+    def __init__(self, wall: Callable[[], int], uptime: Callable[[], int]) -> None:
         self._wall = wall
         self._uptime = uptime
         self._offset = wall() - uptime()

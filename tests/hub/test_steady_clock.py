@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.net.server.machine.steady_clock import PATIENCE, STEP, SteadyClock
+from headrace.hub.steady_clock import PATIENCE, STEP, SteadyClock
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
