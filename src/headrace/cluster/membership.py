@@ -151,7 +151,12 @@ class Membership:
         """Id that answers at each configured address."""
         self._nodes = frozenset(nodes)
         self._neighbours: dict[int, NodeInfo] = {}
-        self._heard: dict[int, float] = {}
+        self.heard_at: dict[int, float] = {}
+        """When each neighbour was last heard; while :attr:`settled`, a connection may note that itself."""
+        self.settled = False
+        """Whether this node works: then a sign of life changes nothing but its time."""
+        self.changes = 0
+        """How often neighbours, members or the mode have changed: what was found about a sender holds until then."""
         self._greeted: set[int] = set()
         """Neighbours that said hello."""
         self._document: dict[int, str] = {}
@@ -191,11 +196,11 @@ class Membership:
     @property
     def neighbours(self) -> tuple[NodeInfo, ...]:
         """All neighbours, those heard last first."""
-        return tuple(sorted(self._neighbours.values(), key=lambda node: self._heard[node.id], reverse=True))
+        return tuple(sorted(self._neighbours.values(), key=lambda node: self.heard_at[node.id], reverse=True))
 
     def age(self, node: int, now: float) -> float | None:
         """Seconds since a neighbour was last heard; None if it is not one."""
-        return now - self._heard[node] if node in self._heard else None
+        return now - self.heard_at[node] if node in self.heard_at else None
 
     def at(self, host: str) -> int | None:
         """The id that answers at a configured address, if known."""
@@ -217,6 +222,7 @@ class Membership:
 
     def began(self, nodes: Sequence[int]) -> None:
         """Learn the cluster's ids: it has begun."""
+        self.changes += 1
         self._nodes = frozenset(nodes)
 
     def is_node(self, node: int) -> bool:
@@ -270,6 +276,7 @@ class Membership:
             return [Refuse(Fault.BAD_RES, refusal)]
         if hello and address in self._peers:
             self._peers[address] = responder.id
+            self.changes += 1
         effects = self._add(responder, now, hello=hello)
         if not hello:
             if responder.id in self._document and address not in self._peers:
@@ -299,7 +306,7 @@ class Membership:
     def heard(self, sender: int, now: float) -> list[MembershipEffect]:
         """Note a sign of life: any parcel is one."""
         if sender in self._neighbours:
-            self._heard[sender] = now
+            self.heard_at[sender] = now
         return self._judge(now)
 
     def refusal(self, sender: int, body: Body) -> str | None:
@@ -327,8 +334,9 @@ class Membership:
     def tick(self, now: float) -> list[MembershipEffect]:
         """Send heartbeats, remove silent neighbours, and ask the missing ones again."""
         effects: list[MembershipEffect] = []
-        for node in [node for node in self._heard if self._is_silent(node, now)]:
-            del self._heard[node]
+        for node in [node for node in self.heard_at if self._is_silent(node, now)]:
+            del self.heard_at[node]
+            self.changes += 1
             self._greeted.discard(node)
             self._document.pop(node, None)
             effects.append(NeighbourRemoved(self._neighbours.pop(node)))
@@ -343,7 +351,7 @@ class Membership:
     def sees_majority(self, now: float) -> bool:
         """Whether the nodes of the cluster heard lately are, with this one, a majority."""
         members = self.members
-        recent = sum(not self._is_silent(node, now) for node in self._heard if node in members)
+        recent = sum(not self._is_silent(node, now) for node in self.heard_at if node in members)
         return recent + 1 > self.size // 2
 
     def _claim(self, node: NodeInfo, now: float, *, hello: bool) -> str | None:
@@ -373,19 +381,20 @@ class Membership:
         return None
 
     def _is_silent(self, neighbour: int, now: float) -> bool:
-        return now >= self._heard[neighbour] + SILENCE_SECONDS
+        return now >= self.heard_at[neighbour] + SILENCE_SECONDS
 
     def _strangers(self, *, hello: bool) -> int:
         members = self.members
         return sum(node not in members and (node in self._greeted) == hello for node in self._neighbours)
 
     def _add(self, node: NodeInfo, now: float, *, hello: bool) -> list[MembershipEffect]:
+        self.changes += 1
         new = node.id not in self._neighbours
         if hello:
             self._greeted.add(node.id)
             self._document.pop(node.id, None)
         self._neighbours[node.id] = node
-        self._heard[node.id] = now
+        self.heard_at[node.id] = now
         return [NeighbourJoined(node, node.id in self.members, hello)] if new else []
 
     def _ask_missing(self) -> list[MembershipEffect]:
@@ -410,4 +419,7 @@ class Membership:
     def _step(self, event: ModeEvent) -> list[MembershipEffect]:
         if not self._machine.allows(event):
             return []
-        return [ModeChanged(self._machine.step(event))]
+        mode = self._machine.step(event)
+        self.settled = mode is Mode.WRK
+        self.changes += 1
+        return [ModeChanged(mode)]

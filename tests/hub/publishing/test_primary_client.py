@@ -13,16 +13,16 @@ from tests.net.raw import until
 
 from headrace.errors import HeadraceError, MalformedError, UnavailableError
 from headrace.hub.holds import hold
-from headrace.hub.publishing.intake import (
+from headrace.hub.publishing.intake import PublishIntake
+from headrace.hub.publishing.passed import pack_passed
+from headrace.hub.publishing.primary_client import PrimaryClient
+from headrace.hub.publishing.primary_requests import (
     NOT_THE_PRIMARY,
     PrimaryAnswer,
     PrimaryRequest,
-    PublishIntake,
     parse_bulk,
     serialize_answer,
 )
-from headrace.hub.publishing.passed import pack_passed
-from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.sequence import Hub

@@ -137,9 +137,9 @@ async def test_a_neighbour_of_the_document_gets_dsc_reqs_as_heartbeats(
     server = await start("node.name=Ivan")
     olga = await make("Olga", 7, lists_itself=lists_itself)
     assert [node["name"] for node in await olga.introduce_to(server)] == ["Ivan"]
-    introduced = membership(server)._heard[7]
+    introduced = membership(server).heard_at[7]
     await until(lambda: olga.heartbeats >= 2)
-    await until(lambda: membership(server)._heard[7] > introduced)  # its DscRes was a sign of life
+    await until(lambda: membership(server).heard_at[7] > introduced)  # its DscRes was a sign of life
     assert olga.unknown == []
     assert [(node.name, node.mode) for node in membership(server).neighbours] == [("Olga", Mode.WRK)]
     await olga.close()

@@ -63,7 +63,11 @@ class Around:
     def takes(self, _to: int) -> bool:
         return not self.full
 
-    def post(self, _to: int, body: Replication, _bulk: bytes) -> None:
+    @property
+    def streams(self) -> dict[int, Around]:
+        return dict.fromkeys(NODES, self)
+
+    def post(self, body: Replication, _bulk: bytes) -> None:
         self.posted.append(body)
 
     def broadcast(self, body: Replication, _bulk: bytes) -> None:

@@ -3,171 +3,48 @@
 A hub has one :class:`PublishIntake`, whichever doors are open. Only it recognises repeats: rows with a publisher's
 number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by :mod:`~headrace.hub.publishing.staged_commits`.
 
-In a cluster, a node that is not primary sends a :class:`PrimaryRequest` as the bulk of a Publish parcel: the length of
-a msgpack head, the head, and Arrow rows, or the frames of what it passes on
-(:mod:`~headrace.hub.publishing.primary_client`). The primary answers with a :class:`PrimaryAnswer`, msgpack as well, as
-the bulk of an Ack.
+In a cluster, a node that is not primary asks the primary (:mod:`~headrace.hub.publishing.primary_requests`), by its
+:mod:`~headrace.hub.publishing.primary_client`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
-
-import msgspec
+from typing import Final
 
 from headrace.errors import (
     HeadraceError,
     LimitError,
-    MalformedError,
     RefusedError,
-    UnavailableError,
-    WireError,
 )
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.passed import column_texts, unpack_passed
+from headrace.hub.publishing.primary_requests import (
+    MISSING,
+    NOT_THE_PRIMARY,
+    PrimaryAnswer,
+    PrimaryRequest,
+    WhenAnswered,
+    published_batch,
+    refusal,
+)
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.publishing.same_rows import Elsewhere
 from headrace.hub.publishing.staged_commits import StagedCommits
 from headrace.hub.publishing.staging import Staging
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Claim, Commit, Opened, Opening, Published, WhenPublished
+from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenPublished
 from headrace.message import Batch
 from headrace.wire.link.message import PUBLISHED, rows_of
-from headrace.wire.link.plain_rows import parse_published
-from headrace.wire.link.requests import Number
 
 MAX_STAGED: Final = 64 << 20
 """Bytes of staged rows that one node may have at the primary, waiting for their commit."""
 
-MISSING: Final = "missing"
-"""Refusal code: rows were staged at another primary, or over another connection, and must come again."""
-
-NOT_PRIMARY: Final = "primary"
-"""Refusal code: the node that was asked is not, or not yet, the primary."""
-
 _MAX_TEXT: Final = 0xFFFF
 """Most bytes of a topic or publisher in the log."""
-_MAX_REASON: Final = 1000
-_PADDING: Final = bytes(8)
-
-
-class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node's request to the primary."""
-
-    kind: Literal["pass", "publish", "newest", "open", "stage", "commit"]
-    publisher: str = ""
-    """Owner of the number; of a stage or commit, the query."""
-    number: Number = 0
-    """Number of the first row; of a stage or commit, the query's batch."""
-    follows: bool = False
-    origin: str = ""
-    rows: Number = 0
-    """Of a stage, how many of the commit's rows came before it; of a commit or a pass, how many it has in all."""
-    epoch: Number | None = None
-    client: str = ""
-    """The id of the client that asked the node."""
-    retry: Number | None = None
-    holder: str = ""
-    """Of an opening, who opens the name, and whom to name for it (``by``)."""
-    by: str = ""
-    digest: Number = 0
-    """Of a commit, that of its rows, and by which a repeat is known (``token``)."""
-    token: Number = 0
-
-    @property
-    def claim(self) -> Claim:
-        """What the publisher says about itself."""
-        return Claim(self.epoch, self.client, self.retry)
-
-
-class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The primary's answer."""
-
-    first: int | None = None
-    last: int | None = None
-    repeated: int = 0
-    op: int | None = None
-    """What the node must have committed of the log before it answers its own client."""
-    newest: int | None = None
-    epoch: int = 0
-    error: str = ""
-    """Code of a refusal."""
-    reason: str = ""
-
-    @property
-    def refused(self) -> HeadraceError | None:
-        """The refusal as an error, if it is one."""
-        if not self.error:
-            return None
-        if self.error == "unavailable":
-            return UnavailableError(self.reason)
-        return RefusedError(self.error, self.reason)
-
-    @property
-    def published(self) -> Published | HeadraceError:
-        """The rows' sequence numbers, or the refusal."""
-        return self.refused or Published(self.first, self.last, self.repeated, self.op)
-
-    @property
-    def opened(self) -> Opened | HeadraceError:
-        """The epoch and the newest number of a name that was opened, or the refusal."""
-        return self.refused or Opened(self.epoch, self.newest)
-
-
-NOT_THE_PRIMARY: Final = PrimaryAnswer(error=NOT_PRIMARY, reason="this node does not number messages now")
-
-WhenAnswered: TypeAlias = Callable[[PrimaryAnswer], None]
-
-_REQUEST: Final = msgspec.msgpack.Decoder(PrimaryRequest)
-_ANSWER: Final = msgspec.msgpack.Decoder(PrimaryAnswer)
-
-
-def serialize_request(request: PrimaryRequest, body: bytes | memoryview) -> bytes:
-    """Make the bulk of a Publish: the request and its rows."""
-    head = msgspec.msgpack.encode(request)
-    return b"".join((len(head).to_bytes(4), head, _PADDING[: -(len(head) + 4) % 8], body))
-
-
-def parse_bulk(bulk: bytes) -> tuple[PrimaryRequest, memoryview]:
-    """Parse the bulk of a Publish into the request and its rows."""
-    size = int.from_bytes(bulk[:4])
-    if size > len(bulk) - 4:
-        raise MalformedError("parcel", "bulk", bulk[:16], "must begin with a request")
-    head = 4 + size
-    request: PrimaryRequest = _decoded(_REQUEST, bulk[4:head])
-    return request, memoryview(bulk)[head + -head % 8 :]
-
-
-def serialize_answer(answer: PrimaryAnswer) -> bytes:
-    """Make the bulk of an Ack."""
-    return msgspec.msgpack.encode(answer)
-
-
-def parse_answer(bulk: bytes) -> PrimaryAnswer:
-    """Parse the bulk of an Ack."""
-    answer: PrimaryAnswer = _decoded(_ANSWER, bulk)
-    return answer
-
-
-def refusal(error: HeadraceError) -> PrimaryAnswer:
-    """Make an answer of an error."""
-    reason = str(error)[:_MAX_REASON]
-    match error:
-        case RefusedError():
-            return PrimaryAnswer(error=error.code, reason=error.reason[:_MAX_REASON])
-        case LimitError():
-            return PrimaryAnswer(error="limit", reason=reason)
-        case WireError():
-            return PrimaryAnswer(error="malformed", reason=reason)
-        case UnavailableError():
-            return PrimaryAnswer(error="unavailable", reason=reason)
-        case _:
-            return PrimaryAnswer(error="storage", reason=reason)
 
 
 class PublishIntake:
@@ -285,16 +162,6 @@ class _NodeStage:
         return (request.publisher, request.number, request.rows) == (self.query, self.batch, self.rows)
 
 
-def published_batch(request: PrimaryRequest, body: memoryview) -> Batch:
-    """The rows of a publish; a few messages without attributes are parsed without Arrow."""
-    plain = parse_published(body)
-    if plain is None:
-        rows = rows_of(body, PUBLISHED)
-        return published(rows, origin=request.origin, publisher=request.publisher, number=request.number)
-    topic, run = plain
-    return Batch(run, origin=request.origin, publisher=request.publisher, number=request.number, topic=topic)
-
-
 def _tell_newest(answer: WhenAnswered, newest: int | HeadraceError | None) -> None:
     answer(refusal(newest) if isinstance(newest, HeadraceError) else PrimaryAnswer(newest=newest))
 
@@ -304,10 +171,3 @@ def _tell_opened(answer: WhenAnswered, opened: Opened | HeadraceError) -> None:
         answer(refusal(opened))
     else:
         answer(PrimaryAnswer(epoch=opened.epoch, newest=opened.newest))
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise MalformedError("parcel", "bulk", data[:16], str(error)) from None

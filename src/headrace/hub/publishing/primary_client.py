@@ -20,27 +20,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
-from uuid import UUID
 
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.hub.publishing.intake import (
+from headrace.hub.publishing.intake import PublishIntake
+from headrace.hub.publishing.primary_requests import (
     MISSING,
     NOT_PRIMARY,
     PrimaryAnswer,
     PrimaryRequest,
-    PublishIntake,
+    Rows,
+    body_for,
     parse_answer,
+    request_for,
     serialize_request,
 )
-from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Opening, WhenNewest, WhenOpened, WhenPublished
-from headrace.message import Batch, merge
+from headrace.message import Batch
 from headrace.wire.link.message import PUBLISHED, body_of
-from headrace.wire.link.plain_rows import published_body
 from headrace.wire.parcel.body import Ack, Publish
 
 MAX_WAITING: Final = 64 << 20
@@ -48,13 +48,10 @@ MAX_WAITING: Final = 64 << 20
 
 _STAGE_BYTES: Final = 4 << 20
 _RETRY_SECONDS: Final = 0.05
-_FEW: Final = 16
-"""Messages up to which a body is made one by one; for more, Arrow is quicker."""
 
 _UNTOLD: Final = Commit()
 
-_Rows: TypeAlias = bytes | memoryview
-_Make: TypeAlias = Callable[[], Iterator[tuple[PrimaryRequest, _Rows]]]
+_Make: TypeAlias = Callable[[], Iterator[tuple[PrimaryRequest, Rows]]]
 _WhenEnded: TypeAlias = Callable[[PrimaryAnswer | HeadraceError], None]
 
 
@@ -74,7 +71,7 @@ class _Call:
     """Requests that are repeated from the first on until a primary has answered them all."""
 
     make: _Make
-    left: Iterator[tuple[PrimaryRequest, _Rows]]
+    left: Iterator[tuple[PrimaryRequest, Rows]]
     """Requests that are not sent yet."""
     reply: _WhenEnded
     begun: float
@@ -229,7 +226,7 @@ class PrimaryClient(PublishRelay):
         self.schedule(self._retry[2])
 
     def _request(
-        self, request: PrimaryRequest, body: _Rows, reply: Callable[[PrimaryAnswer | None], None]
+        self, request: PrimaryRequest, body: Rows, reply: Callable[[PrimaryAnswer | None], None]
     ) -> None:
         if self._here:
             self._intake.answer(self, request, memoryview(body), reply)
@@ -316,40 +313,9 @@ class PrimaryClient(PublishRelay):
         self._advance()
 
 
-def request_for(request: RelayRequest) -> PrimaryRequest:
-    """Make the request for relayed rows."""
-    if request.passed:
-        rows = sum(len(batch) for batch in request.rows)
-        return PrimaryRequest(
-            "pass",
-            publisher=request.publisher,
-            number=request.number,
-            rows=rows,
-            retry=request.claim.retry,
-        )
-    return PrimaryRequest(
-        "publish",
-        publisher=request.publisher,
-        number=request.number,
-        follows=request.follows,
-        origin=request.rows[0].origin,
-        **request.claim._asdict(),
-    )
-
-
-def body_for(request: RelayRequest, uuid: UUID) -> _Rows:
-    """Make the body of relayed rows, for the hub that numbers the log ``uuid``."""
-    if request.passed:
-        return pack_passed(uuid, request.rows)
-    batch = request.rows[0]
-    if len(request.rows) == 1 and batch.columns is None and len(batch) <= _FEW:
-        return published_body(list(batch.run), batch.topic)
-    return body_of(merge(request.rows).select(PUBLISHED.names))
-
-
 def _commit_requests(
     query: str, batch: int, rows: Sequence[Batch], terms: Commit
-) -> Iterator[tuple[PrimaryRequest, _Rows]]:
+) -> Iterator[tuple[PrimaryRequest, Rows]]:
     origin = rows[0].origin if rows else "spark"
     count = 0
     for table in _pieces(rows):

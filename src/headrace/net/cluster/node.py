@@ -30,8 +30,9 @@ from headrace.cluster.membership import (
 )
 from headrace.config import Address, Settings
 from headrace.errors import StorageError, UnavailableError, UsageError
-from headrace.hub.publishing.intake import PrimaryAnswer, PublishIntake, parse_bulk, serialize_answer
+from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.publishing.primary_client import PrimaryClient
+from headrace.hub.publishing.primary_requests import PrimaryAnswer, parse_bulk, serialize_answer
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.snapshots.snapshot import Snapshot
@@ -77,7 +78,7 @@ class ClusterNode(ParcelHost):
         self._snapshots: Snapshots
         self._stored: StoredState | None = None
         self._peers: tuple[Address, ...] = ()
-        self._streams: dict[int, DialledStream] = {}
+        self.streams: dict[int, DialledStream] = {}
         self._seqs: dict[int, int] = {}
         """Each node's sequence number when it last told."""
         self._silent: dict[int, tuple[NodeInfo, float]] = {}
@@ -272,11 +273,11 @@ class ClusterNode(ParcelHost):
                         self.ask(address, heartbeat)
                 case Heartbeat(to):
                     for node in to:
-                        if (stream := self._streams.get(node)) is not None:
+                        if (stream := self.streams.get(node)) is not None:
                             stream.beat()
                 case ModeChanged(mode):
                     logger.info("this node's mode is %s", mode.value)
-                    for stream in tuple(self._streams.values()):
+                    for stream in tuple(self.streams.values()):
                         stream.post(StateChange(mode))
                 case NeighbourJoined(info, member, hello):
                     self._silent.pop(info.id, None)
@@ -292,7 +293,7 @@ class ClusterNode(ParcelHost):
 
     def joined(self, stream: DialledStream, info: NodeInfo) -> None:
         """Send to this peer on its new connection from now on."""
-        self._streams[info.id] = stream
+        self.streams[info.id] = stream
         self.settled()
 
     def is_at(self, node: int, seq: int) -> None:
@@ -305,8 +306,8 @@ class ClusterNode(ParcelHost):
         peer = stream.peer
         self._intake.forget(stream)
         self._snapshots.left(stream)
-        if peer is not None and self._streams.get(peer.id) is stream:
-            del self._streams[peer.id]
+        if peer is not None and self.streams.get(peer.id) is stream:
+            del self.streams[peer.id]
             self.settled()
 
     def _make_snapshot(self, make: Callable[[], bytes], then: Callable[[bytes | None], None]) -> None:
@@ -350,15 +351,9 @@ class ClusterNode(ParcelHost):
 
     # What the replica wants
 
-    def post(self, to: int, body: Replication, bulk: bytes) -> None:
-        """Send a parcel to a node, if it is connected."""
-        stream = self._streams.get(to)
-        if stream is not None:
-            stream.post(body, bulk)
-
     def takes(self, to: int) -> bool:
         """Whether a node is connected, and its connection has room."""
-        stream = self._streams.get(to)
+        stream = self.streams.get(to)
         if stream is not None and stream.buffered > MAX_QUEUED:
             self._hub.counters.add("parcels_dropped")
             return False
@@ -367,7 +362,7 @@ class ClusterNode(ParcelHost):
     def broadcast(self, body: Replication, bulk: bytes) -> None:
         """Send a parcel to every other node that is connected."""
         head: bytes | None = None
-        for stream in tuple(self._streams.values()):
+        for stream in tuple(self.streams.values()):
             head = head or stream.head_of(body, bulk)
             if head is None:
                 return
@@ -377,7 +372,7 @@ class ClusterNode(ParcelHost):
         """Fetch a snapshot that reaches past operation ``after`` in the background."""
         seq = self._hub.log.seq_of(after)
         logger.info("fetching a snapshot: the others no longer keep what follows message %d", seq)
-        asyncio.get_running_loop().call_soon(self._snapshots.fetch, self._streams.get(source), token, after)
+        asyncio.get_running_loop().call_soon(self._snapshots.fetch, self.streams.get(source), token, after)
 
     def install(self) -> None:
         """Ask the server to begin anew."""
@@ -414,7 +409,7 @@ class ClusterNode(ParcelHost):
         if self._hub.sequencer is None or self._closed:
             return
         primary, replica = self._replication.primary, self._replication.replica
-        stream = None if primary is None else self._streams.get(primary)
+        stream = None if primary is None else self.streams.get(primary)
         self._primary.aim(stream, 0 if replica is None else replica.state.view, self._now())
 
     def _has_fetched(self, token: int, snapshot: Snapshot | None) -> None:

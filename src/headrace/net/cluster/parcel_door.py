@@ -43,7 +43,9 @@ from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
 from headrace.net.server.accepting.door import DoorContext
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import (
+    Ack,
     Body,
+    Commit,
     DscReq,
     DscRes,
     Fault,
@@ -51,7 +53,10 @@ from headrace.wire.parcel.body import (
     NodeInfo,
     Ping,
     Pong,
+    Prepare,
+    PrepareOk,
     ProtoError,
+    Publish,
     SeqReq,
     SeqRes,
     StateChange,
@@ -66,6 +71,9 @@ logger = logging.getLogger("headrace")
 
 MAX_QUEUED: Final = 32 << 20
 """Bytes that may wait for one peer; beyond that, parcels to it are dropped."""
+
+_AT_WORK: Final = frozenset((Publish, Ack, Prepare, PrepareOk, Commit))
+"""Parcels of nodes that work: nearly all there are."""
 
 _TOGETHER: Final = 16 << 10
 """Bulk up to this size is joined to its parcel, so that both go in one write."""
@@ -127,6 +135,8 @@ class ParcelStream(DoorConnection[Any]):
         cluster = door.settings.cluster
         self._tags = ParcelTags(cluster.name, cluster.key.reveal(), dialled=self.dialled)
         self._exchange = Exchange(wire.DIALLER if self.dialled else wire.LISTENER)
+        self._at_work = -1
+        """As of which change of the membership the peer is a node that may take part in replication."""
         self._unproven: NodeInfo | None = None
         """The identity it claims, until a parcel comes that only that node can send."""
 
@@ -165,11 +175,12 @@ class ParcelStream(DoorConnection[Any]):
 
     def post_as(self, head: bytes, body: Body, bulk: bytes, *, certain: bool = False) -> bool:
         """Send a parcel that :meth:`head_of` has encoded."""
-        if not self.admitted or (not certain and self.buffered > MAX_QUEUED):
+        if not self.admitted or (not certain and self._transport.get_write_buffer_size() > MAX_QUEUED):
             self.counters.add("parcels_dropped")
             return False
         try:
-            self._exchange.sent(body)
+            if body.ordered or not self._exchange.open:
+                self._exchange.sent(body)
         except WireError as error:
             logger.error("a %s cannot be sent: %s", type(body).__name__, error)
             self.counters.add("parcels_dropped")
@@ -203,6 +214,15 @@ class ParcelStream(DoorConnection[Any]):
 
     def take(self, frame: Parcel) -> None:
         """Act on a parcel."""
+        membership = self.host.membership
+        if self._at_work == membership.changes and type(frame.body) in _AT_WORK and self._exchange.open:
+            # Its sender was judged before, and nothing has changed since.
+            parcel = self._tags.open(frame)
+            if self.peer is None or parcel.id != self.peer.id:
+                raise _another_id(parcel, self.peer)
+            membership.heard_at[parcel.id] = self.heard
+            self.host.take(self, parcel)
+            return
         if isinstance(frame.body, ProtoError):
             said = f"{frame.body.error.value}: {frame.body.reason}"
             self.counters.refuse(self.door.name, "refused_by_peer", self.name, said)
@@ -220,12 +240,11 @@ class ParcelStream(DoorConnection[Any]):
             self.refuse("not-allowed", "only nodes of the cluster are answered, and who has the right admin")
             return
         now = self.loop.time()
-        membership = self.host.membership
         if not self._tags.greeted and membership.is_node(parcel.id):
             self._pretended(parcel)
             return
         if self.peer is not None and self._tags.greeted and parcel.id != self.peer.id:
-            raise UnexpectedError("parcel", "id", parcel.id, f"{self.peer.id}, as it introduced itself")
+            raise _another_id(parcel, self.peer)
         if self._unproven is not None:
             identity, self._unproven = self._unproven, None
             self._obey(membership.proved(identity, now))
@@ -251,6 +270,8 @@ class ParcelStream(DoorConnection[Any]):
             case StateChange(mode):
                 membership.state_change(parcel.id, mode)
             case _:
+                if self.peer is not None and self._tags.greeted and why is None and membership.settled:
+                    self._at_work = membership.changes
                 self.answered(parcel, now)
 
     def waits_for(self, _body: Body) -> bool:
@@ -328,6 +349,11 @@ class ParcelStream(DoorConnection[Any]):
             patience = SILENCE_SECONDS
         if now - self.heard > patience:
             self.refuse("idle", f"not heard of for {patience:g} s")
+
+
+def _another_id(parcel: Parcel, peer: NodeInfo | None) -> UnexpectedError:
+    known = "of nobody" if peer is None else str(peer.id)
+    return UnexpectedError("parcel", "id", parcel.id, f"{known}, as it introduced itself")
 
 
 class ParcelDoor(TcpDoor[ParcelStream]):

@@ -383,13 +383,15 @@ class ReplicaDriver:
         hub, node = self._hub, self._node
         match effect:
             case Send(to, body, bulk):
-                node.post(to, body, bulk)
+                # Without a connection it is dropped: what matters is asked for again.
+                if (stream := node.streams.get(to)) is not None:
+                    stream.post(body, bulk)
             case Broadcast(body):
                 node.broadcast(body, numbered(hub, body) if isinstance(body, Prepare) else b"")
             case Serve(to):
                 # The log is not read for a node that does not take what it is sent.
                 if node.takes(to):
-                    node.post(to, *served(hub.log, effect))
+                    node.streams[to].post(*served(hub.log, effect))
             case Append(first, last):
                 self._append(first, last, batches, uuid)
             case CutBack(last):
@@ -422,7 +424,8 @@ class ReplicaDriver:
 
     def _append(self, first: int, last: int, batches: Sequence[Batch], uuid: UUID | None) -> None:
         log, stored = self._hub.log, self.stored
-        appended = list(between(batches, first, last))
+        whole = bool(batches) and batches[0].op == first and batches[-1].last_op == last
+        appended = batches if whole else list(between(batches, first, last))
 
         def followed(_: object = None) -> None:
             self._following = True

@@ -100,6 +100,8 @@ class _Body:
     __slots__ = ()
 
     is_response: ClassVar[bool] = False
+    ordered: ClassVar[bool] = False
+    """Whether the state of a stream depends on it; others may pass whenever the stream is open."""
     carries_batch: ClassVar[bool] = False
     """Whether its bulk may hold part of a log; that of other parcels is at most an authentication tag."""
 
@@ -108,6 +110,7 @@ class _Body:
 class DscReq(_Body):
     """Discovery: the sender's identity, and a question for neighbours. Answered by DscRes on the same stream."""
 
+    ordered = True
     identity: Annotated[NodeInfo, struct(NodeInfo)]
 
 
@@ -115,6 +118,7 @@ class DscReq(_Body):
 class DscRes(_Body):
     """The responder, whose mode is its general status, and as many of its neighbours as fit."""
 
+    ordered = True
     is_response = True
     neighbours: Annotated[tuple[NodeInfo, ...], list_of(struct(NodeInfo))]
 
@@ -123,11 +127,14 @@ class DscRes(_Body):
 class SeqReq(_Body):
     """Sequence recovery: asks for the sequence number."""
 
+    ordered = True
+
 
 @dataclass(frozen=True, slots=True)
 class SeqRes(_Body):
     """The responder's sequence number."""
 
+    ordered = True
     is_response = True
     seq_number: U64
 
@@ -136,6 +143,7 @@ class SeqRes(_Body):
 class ProtoError(_Body):
     """A refusal, after which the stream closes. With its defaults, an Empty body."""
 
+    ordered = True
     is_response = True
     error: Annotated[Fault, one_of(Fault)] = Fault.BAD_REQ
     reason: Text = ""

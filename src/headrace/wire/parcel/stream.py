@@ -32,9 +32,9 @@ import cbor2
 
 from headrace.errors import LimitError, MalformedError, WireError
 from headrace.wire.parcel.body import (
+    BODIES,
     EMPTY,
     Body,
-    DscReq,
     DscRes,
     Fault,
     NodeInfo,
@@ -155,10 +155,12 @@ LISTENER: Mapping[tuple[ParcelState, ParcelEvent], ParcelState] = {
 class Exchange:
     """Which parcels may pass on one stream now; the stream's owner reports each before it acts on it."""
 
-    __slots__ = ("_machine",)
+    __slots__ = ("_machine", "open")
 
     def __init__(self, table: Mapping[tuple[ParcelState, ParcelEvent], ParcelState]) -> None:
         self._machine = StateMachine("parcel", table, ParcelState.IDLE)
+        self.open = True
+        """Whether parcels that are not :attr:`~headrace.wire.parcel.body.Body.ordered` may pass, either way."""
 
     @property
     def state(self) -> ParcelState:
@@ -167,11 +169,16 @@ class Exchange:
 
     def sent(self, body: Body) -> ParcelState:
         """Move by a parcel we send; one that may not pass now raises."""
-        return self._machine.step(_event("send", type(body).__name__))
+        return self._step(_event("send", type(body).__name__))
 
     def received(self, body: Body) -> ParcelState:
         """Move by a parcel that came; one that may not pass now raises."""
-        return self._machine.step(_event("receive", type(body).__name__))
+        return self._step(_event("receive", type(body).__name__))
+
+    def _step(self, event: ParcelEvent) -> ParcelState:
+        state = self._machine.step(event)
+        self.open = state in (ParcelState.IDLE, ParcelState.RECOVERY)
+        return state
 
 
 def serialize(parcel: Parcel) -> bytes:
@@ -320,7 +327,7 @@ def _event(verb: str, kind: str) -> ParcelEvent:
     return ParcelEvent(f"{verb} {kind if kind in _ORDERED else 'other'}")
 
 
-_ORDERED = frozenset(each.__name__ for each in (DscReq, DscRes, SeqReq, SeqRes, ProtoError))
+_ORDERED = frozenset(name for name, body in BODIES.items() if body.ordered)
 
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6

@@ -348,7 +348,10 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 self._speaks_tls = bytes(self.door.view[:2]) == TLS_HELLO
             self.heard = self.loop.time()
             self._received += received
-            self.account.receive(received, 0, self.heard)
+            account = self.account
+            account.received_bytes += received
+            if account.rated:
+                account.rate(received, 0, self.heard)
             self._take_all(self.door.view[:received])
 
     def eof_received(self) -> bool:
@@ -497,8 +500,11 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Send bytes."""
         if self._transport.is_closing():
             return
-        self._sent += len(data)
-        self.account.send(len(data), self.loop.time() if self.account.rated else 0.0)
+        size, account = len(data), self.account
+        self._sent += size
+        account.sent_bytes += size
+        if account.rated:
+            account.rate_sent(size, self.loop.time())
         self._transport.write(data)
 
     def settled(self, outcome: Batch | StorageError) -> None:

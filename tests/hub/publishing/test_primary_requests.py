@@ -17,16 +17,17 @@ from headrace.errors import (
     RefusedError,
     UnavailableError,
 )
-from headrace.hub.publishing.intake import (
+from headrace.hub.publishing.primary_requests import (
     PrimaryAnswer,
+    body_for,
     parse_answer,
     parse_bulk,
     published_batch,
     refusal,
+    request_for,
     serialize_answer,
     serialize_request,
 )
-from headrace.hub.publishing.primary_client import body_for, request_for
 from headrace.hub.publishing.publish_relay import RelayRequest
 from headrace.hub.sequencer import Published
 from headrace.message import SCHEMA, Batch, Run
