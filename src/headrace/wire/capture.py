@@ -23,6 +23,8 @@ MAX_TIME: Final = 253_402_300_799_999_999
 """The end of the year 9999, the last that calendars can show."""
 
 _CHUNK: Final = struct.Struct(">BQI")
+HEAD_BYTES: Final = _CHUNK.size
+"""Bytes before those of a chunk."""
 
 
 class Capture(msgspec.Struct, frozen=True):
@@ -54,6 +56,18 @@ def serialize(item: Capture | Chunk) -> bytes:
     return _CHUNK.pack(item.outgoing, item.time, len(item.data)) + item.data
 
 
+def parse_chunk_head(head: bytes, offset: int = 0) -> tuple[int, int, int]:
+    """Parse the bytes before a chunk's own: its direction, its time and its length."""
+    direction, time, length = _CHUNK.unpack(head)
+    if direction > 1:
+        raise MalformedError("capture", "direction", direction, "0 or 1", offset=offset)
+    if length > MAX_CHUNK:
+        raise LimitError("capture", "length", length, MAX_CHUNK, offset=offset)
+    if time > MAX_TIME:
+        raise LimitError("capture", "time", time, MAX_TIME, offset=offset)
+    return direction, time, length
+
+
 class CaptureDecoder(Decoder[Capture | Chunk]):
     """Reads a capture's file, in any pieces."""
 
@@ -64,19 +78,13 @@ class CaptureDecoder(Decoder[Capture | Chunk]):
     def _next(self) -> Capture | Chunk | None:
         if not self._begun:
             return self._first()
-        head = self.inbox.peek(_CHUNK.size)
-        if len(head) < _CHUNK.size:
+        head = self.inbox.peek(HEAD_BYTES)
+        if len(head) < HEAD_BYTES:
             return None
-        direction, time, length = _CHUNK.unpack(head)
-        if direction > 1:
-            raise MalformedError("capture", "direction", direction, "0 or 1", offset=self.inbox.position)
-        if length > MAX_CHUNK:
-            raise LimitError("capture", "length", length, MAX_CHUNK, offset=self.inbox.position)
-        if time > MAX_TIME:
-            raise LimitError("capture", "time", time, MAX_TIME, offset=self.inbox.position)
-        if len(self.inbox) < _CHUNK.size + length:
+        direction, time, length = parse_chunk_head(head, self.inbox.position)
+        if len(self.inbox) < HEAD_BYTES + length:
             return None
-        self.inbox.skip(_CHUNK.size)
+        self.inbox.skip(HEAD_BYTES)
         return Chunk(bool(direction), time, self.inbox.take(length))
 
     def _first(self) -> Capture | None:

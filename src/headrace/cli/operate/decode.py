@@ -50,7 +50,8 @@ def decode(
     """
     from headrace.archive.folder import Folder
     from headrace.cli.terminal.rendering import LineFormat, choose_format
-    from headrace.spark.jobs.decode import is_capture, parse_ports, rows_of
+    from headrace.spark.jobs.decode import is_capture, parse_ports
+    from headrace.spark.jobs.decode.capture_rows import rows_of
 
     form = choose_format(as_json=as_json, text=text, raw=False)
     doors = parse_ports(ports)

@@ -20,7 +20,8 @@ from websockets.frames import Frame, Opcode
 from headrace.archive.folder import Folder
 from headrace.config import DOORS
 from headrace.errors import MalformedError, UsageError
-from headrace.spark.jobs.decode import TASKS_A_CORE, _of_pcap, decode, parse_ports, rows_of
+from headrace.spark.jobs.decode import TASKS_A_CORE, decode, parse_ports
+from headrace.spark.jobs.decode.capture_rows import of_pieces, rows_of
 from headrace.spark.jobs.decode.pcap import pieces
 from headrace.wire import spp
 from headrace.wire.attribute import publish
@@ -201,7 +202,7 @@ def test_pcap_to_frames(order: str, nanoseconds: bool) -> None:
         datagram(push),
     ]
     content = pcap(packets, order=order, nanoseconds=nanoseconds)
-    found = list(_of_pcap(BytesIO(content), PORTS))
+    found = list(of_pieces(pieces(BytesIO(content)), PORTS))
     assert [(row["kind"], row["payload"], row["time"]) for row in found] == [
         ("Push", b"hello", 2_000_005),
         ("Push", b"hello", 2_000_005),
@@ -213,7 +214,7 @@ def test_pcap_to_frames(order: str, nanoseconds: bool) -> None:
 def test_what_is_lost_is_said() -> None:
     push = fyrehose.serialize(fyrehose.Push(b"hello"))
     packets = [packet(push, 100), packet(push, 100 + 3 * len(push))]
-    found = list(_of_pcap(BytesIO(pcap(packets)), PORTS))
+    found = list(of_pieces(pieces(BytesIO(pcap(packets))), PORTS))
     assert kinds(found) == ["Push", "lost"]
     assert f"{2 * len(push)} bytes" in found[1]["error"]
 
@@ -223,7 +224,7 @@ def test_a_syn_that_comes_again_begins_nothing() -> None:
     size = len(push)
     packets = [packet(b"", 99, flags=0x02), packet(push, 100), packet(b"", 99, flags=0x02)]
     packets += [packet(push, 100 + size), packet(b"", 5000, flags=0x02), packet(push, 5001)]
-    assert kinds(list(_of_pcap(BytesIO(pcap(packets)), PORTS))) == ["Push"] * 3
+    assert kinds(list(of_pieces(pieces(BytesIO(pcap(packets))), PORTS))) == ["Push"] * 3
 
 
 @pytest.mark.parametrize("length_at", [16, 18], ids=["IPv4", "IPv6"])
@@ -236,7 +237,7 @@ def test_packets_whose_length_the_card_was_to_fill_in(length_at: int) -> None:
         whole += bytes(15) + b"\1" + bytes(15) + b"\2" + tcp
     unknown = whole[:length_at] + b"\0\0" + whole[length_at + 2 :]
     for each in (whole, unknown):
-        assert kinds(list(_of_pcap(BytesIO(pcap([each])), PORTS))) == ["Push"]
+        assert kinds(list(of_pieces(pieces(BytesIO(pcap([each]))), PORTS))) == ["Push"]
 
 
 def test_what_waits_in_vain_costs_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:

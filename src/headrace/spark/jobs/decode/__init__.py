@@ -1,12 +1,13 @@
 """``decode``: recorded bytes to rows, a frame a row, for any of the protocols.
 
 Captures are files: those of ``headrace serve --record``, one for each connection, and pcap files (``tcpdump -w``).
-Files are distributed over the tasks. What a protocol's decoder refuses is a row too, with the error.
+Files are distributed over the tasks, large ones in parts (:mod:`~headrace.spark.jobs.decode.large_files`). What a
+protocol's decoder refuses is a row too, with the error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
@@ -15,13 +16,13 @@ import pyarrow as pa
 
 from headrace.archive.folder import Folder, is_local
 from headrace.config import DOORS, Settings
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import UsageError
 from headrace.spark.jobs.job import JobRun, Parameter, spark_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.spark.jobs.decode.frames import DecodedStream, FrameRow
+    from headrace.spark.jobs.decode.capture_rows import FilePart
 
 ABOUT: Final = (
     "captures of connections, and pcap files, to rows: a frame a row, malformed ones with their error"
@@ -54,9 +55,11 @@ frame, ``fields`` JSON (bytes as base64)."""
 TASKS_A_CORE: Final = 16
 """Most tasks per core: enough to even out files of different sizes."""
 
+SPLIT_BYTES: Final = 64 << 20
+"""Files of more bytes than this are decoded in parts of about so many."""
+
 _ROWS_A_BATCH: Final = 4096
 _BYTES_A_BATCH: Final = 8 << 20
-_READ: Final = 1 << 20
 
 _WRITTEN: Final = ("part-", ".part-", "_SUCCESS", "._SUCCESS", "_temporary")
 """Prefixes of the names that Spark writes into the folder of rows."""
@@ -88,11 +91,26 @@ def start(run: JobRun) -> dict[str, object]:
     return {"captures": len(names), "path": run.path, "frames": counted.frames, "errors": counted.errors}
 
 
-def decode(spark: SparkSession, folder: Folder, names: list[str], ports: dict[int, str]) -> DataFrame:
-    """Decode captures in a folder to frames."""
-    tasks = min(len(names), TASKS_A_CORE * spark.sparkContext.defaultParallelism)
-    files = spark.createDataFrame([(name,) for name in names], "name string").repartition(tasks)
-    return files.mapInArrow(partial(_decode_files, folder, ports), spark_ddl(ROWS))
+def decode(
+    spark: SparkSession, folder: Folder, names: list[str], ports: dict[int, str], split: int = SPLIT_BYTES
+) -> DataFrame:
+    """Decode captures in a folder to frames; files of more than ``split`` bytes by several tasks."""
+    from headrace.spark.jobs.decode.capture_rows import PACKETS
+    from headrace.spark.jobs.decode.large_files import in_tasks, plan
+
+    planned = plan(spark, folder, names, split)
+    most = TASKS_A_CORE * spark.sparkContext.defaultParallelism
+    rows = in_tasks(spark, len(planned.parts), most).mapInArrow(
+        partial(_decode_parts, folder, ports, planned.parts), spark_ddl(ROWS)
+    )
+    if not planned.packets:
+        return rows
+    packets = in_tasks(spark, len(planned.packets)).mapInArrow(
+        partial(_parse_packets, folder, ports, planned.packets), spark_ddl(PACKETS)
+    )
+    flows = packets.repartition(min(len(planned.packets), most), "capture", "flow")
+    ordered = flows.sortWithinPartitions("capture", "flow", "position")
+    return rows.unionAll(ordered.mapInArrow(partial(_decode_packets, ports), spark_ddl(ROWS)))
 
 
 def parse_ports(text: str) -> dict[int, str]:
@@ -138,101 +156,40 @@ def _may_be_replaced(folder: Folder) -> None:
         )
 
 
-def _decode_files(
-    folder: Folder, ports: dict[int, str], batches: Iterable[pa.RecordBatch]
+def _decode_parts(
+    folder: Folder, ports: dict[int, str], parts: Sequence[FilePart], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    from headrace.spark.jobs.decode.capture_rows import rows_of_part
+
     for batch in batches:
-        for name in batch.column("name").to_pylist():
-            yield from _batches(rows_of(folder, name, ports))
+        for place in batch.column(0).to_pylist():
+            yield from _batches(rows_of_part(folder, parts[place], ports), ROWS)
 
 
-def rows_of(folder: Folder, name: str, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one file; an unreadable file is one row, and a truncated one ends with one."""
-    from headrace.spark.jobs.decode.pcap import CutOffError
+def _parse_packets(
+    folder: Folder, ports: dict[int, str], parts: Sequence[FilePart], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    from headrace.spark.jobs.decode.capture_rows import PACKETS, packets_of_part
 
-    with folder.open(name) as file:
-        rows = _of_capture(file) if name.endswith(".capture") else _of_pcap(file, ports)
-        try:
-            for row in rows:
-                yield {"capture": name, **row}
-        except HeadraceError as error:
-            kind = "unfinished" if isinstance(error, CutOffError) else "refused"
-            yield {"capture": name, "kind": kind, "fields": "{}", "error": str(error)}
+    for batch in batches:
+        for place in batch.column(0).to_pylist():
+            yield from _batches(packets_of_part(folder, parts[place], ports), PACKETS)
 
 
-def _of_capture(file: Any) -> Iterator[dict[str, Any]]:
-    from headrace.spark.jobs.decode.frames import DecodedStream, datagram
-    from headrace.wire.capture import Capture, CaptureDecoder, Chunk
+def _decode_packets(ports: dict[int, str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from headrace.spark.jobs.decode.capture_rows import rows_of_packets
 
-    decoder = CaptureDecoder()
-    about: Capture | None = None
-    streams: dict[bool, DecodedStream] = {}
-    while data := file.read(_READ):
-        for item in decoder.feed(data):
-            match item:
-                case Capture():
-                    about = item
-                    streams = {out: DecodedStream(item.door, outgoing=out) for out in (False, True)}
-                case Chunk(outgoing, time, content) if about is not None:
-                    where = {"door": about.door, "peer": about.peer, "outgoing": outgoing, "time": time}
-                    if about.datagrams:
-                        frames = datagram(about.door, content, outgoing=outgoing)
-                    else:
-                        frames = streams[outgoing].feed(content)
-                    yield from (_row(where, frame) for frame in frames)
-    for outgoing, stream in streams.items():
-        if about is not None and not about.datagrams:
-            where = {"door": about.door, "peer": about.peer, "outgoing": outgoing, "time": None}
-            yield from (_row(where, frame) for frame in stream.end())
-    if about is None or decoder.unfinished:
-        what = "its first line" if about is None else "a chunk"
-        error = f"the file ends {decoder.unfinished} bytes into {what}"
-        yield {"kind": "unfinished", "fields": "{}", "error": error}
+    return _batches(rows_of_packets(batches, ports), ROWS)
 
 
-def _of_pcap(file: Any, ports: dict[int, str]) -> Iterator[dict[str, Any]]:
-    from headrace.spark.jobs.decode.frames import DecodedStream, datagram
-    from headrace.spark.jobs.decode.pcap import Flow, pieces
-
-    streams: dict[Flow, DecodedStream] = {}
-    for piece in pieces(file):
-        flow = piece.flow
-        outgoing = flow.target_port not in ports
-        door = ports.get(flow.source_port if outgoing else flow.target_port)
-        if door is None:
-            continue
-        peer = f"{flow.target}:{flow.target_port}" if outgoing else f"{flow.source}:{flow.source_port}"
-        where = {"door": door, "peer": peer, "outgoing": outgoing, "time": piece.time}
-        if flow.udp:
-            yield from (_row(where, frame) for frame in datagram(door, piece.data, outgoing=outgoing))
-            continue
-        stream = streams.setdefault(flow, DecodedStream(door, outgoing=outgoing))
-        if piece.lost:
-            yield from (_row(where, frame) for frame in stream.lost(piece.lost))
-        yield from (_row(where, frame) for frame in stream.feed(piece.data))
-        if piece.ended:
-            yield from (_row(where, frame) for frame in streams.pop(flow).end())
-
-
-def _row(where: dict[str, Any], frame: FrameRow) -> dict[str, Any]:
-    return {
-        **where,
-        "offset": frame.offset,
-        "kind": frame.kind,
-        "fields": frame.fields.decode(),
-        "payload": frame.payload,
-        "error": frame.error,
-    }
-
-
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     waiting: list[dict[str, Any]] = []
     size = 0
     for row in rows:
         waiting.append(row)
-        size += len(row.get("payload") or b"") + len(row["fields"])
+        size += sum(len(row.get(name) or b"") for name in ("payload", "fields", "data"))
         if len(waiting) >= _ROWS_A_BATCH or size >= _BYTES_A_BATCH:
-            yield pa.RecordBatch.from_pylist(waiting, schema=ROWS)
+            yield pa.RecordBatch.from_pylist(waiting, schema=schema)
             waiting, size = [], 0
     if waiting:
-        yield pa.RecordBatch.from_pylist(waiting, schema=ROWS)
+        yield pa.RecordBatch.from_pylist(waiting, schema=schema)

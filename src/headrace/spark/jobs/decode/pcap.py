@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from heapq import heappop, heappush
 from ipaddress import ip_address
 from typing import BinaryIO, Final, NamedTuple
@@ -31,7 +32,13 @@ _ORDERS: Final = {
     b"\xa1\xb2\x3c\x4d": (">", 1000),
     b"\x4d\x3c\xb2\xa1": ("<", 1000),
 }
+HEADER_BYTES: Final = 24
+"""Bytes at the beginning of a file."""
+RECORD_BYTES: Final = 16
+"""Bytes before each packet."""
 _NULL, _ETHERNET, _RAW, _RAW_BSD, _SLL, _SLL2 = 0, 1, 101, 12, 113, 276
+_CONTENT: Final = {_NULL: 4, _ETHERNET: 14, _RAW: 0, _RAW_BSD: 0, _SLL: 16, _SLL2: 20}
+"""Where IP begins in a packet of each link type."""
 _TCP, _UDP = 6, 17
 _FIN, _SYN, _RST = 0x01, 0x02, 0x04
 
@@ -60,12 +67,26 @@ class Piece(NamedTuple):
     ended: bool = False
 
 
-class _Segment(NamedTuple):
+class Segment(NamedTuple):
+    """The content of one packet: a TCP segment, or a datagram."""
+
     flow: Flow
     time: int
     seq: int
     flags: int
     data: bytes
+
+
+class PcapHeader(NamedTuple):
+    """What the beginning of a file says of its packets: byte order, fractions in a µs, link type."""
+
+    order: str
+    divisor: int
+    kind: int
+
+    def lengths(self, head: bytes) -> tuple[int, int, int]:
+        """Return a packet's fraction of a second, and its lengths in the file and on the wire, from its head."""
+        return struct.unpack_from(f"{self.order}III", head, 4)
 
 
 class CutOffError(MalformedError):
@@ -74,10 +95,14 @@ class CutOffError(MalformedError):
 
 def pieces(file: BinaryIO) -> Iterator[Piece]:
     """Yield the bytes of each flow of a pcap file; an error in the file is raised after all flows have ended."""
+    return assembled(_segments(file))
+
+
+def assembled(segments: Iterator[Segment]) -> Iterator[Piece]:
+    """Yield the bytes of each flow of some packets, which are in the order of the capture."""
     directions: dict[Flow, _Direction] = {}
     room = _Room()
     wrong: MalformedError | None = None
-    segments = _segments(file)
     while True:
         try:
             segment = next(segments, None)
@@ -116,7 +141,7 @@ class _Room:
 class _Direction:
     """One direction of a TCP connection, its bytes put into order."""
 
-    def __init__(self, first: _Segment, room: _Room) -> None:
+    def __init__(self, first: Segment, room: _Room) -> None:
         self._flow = first.flow
         self.syn = first.seq if first.flags & _SYN else None
         self._next = (first.seq + bool(first.flags & _SYN)) & 0xFFFFFFFF
@@ -129,7 +154,7 @@ class _Direction:
         self._room = room
         self._time = first.time
 
-    def take(self, segment: _Segment) -> Iterator[Piece]:
+    def take(self, segment: Segment) -> Iterator[Piece]:
         self._time = segment.time
         seq = (segment.seq + bool(segment.flags & _SYN)) & 0xFFFFFFFF
         if segment.data:
@@ -184,17 +209,29 @@ class _Direction:
         yield from self._go_on(b"")
 
 
-def _segments(file: BinaryIO) -> Iterator[_Segment]:
-    head = file.read(24)
+def read_header(file: BinaryIO) -> PcapHeader:
+    """Read the beginning of a pcap file."""
+    head = file.read(HEADER_BYTES)
     order, divisor = _ORDERS.get(head[:4], ("", 0))
-    if len(head) < 24 or not order:
+    if len(head) < HEADER_BYTES or not order:
         raise MalformedError(
             "capture", "first bytes", head[:4], "a pcap file (pcapng is another: editcap -F pcap)"
         )
-    kind = struct.unpack_from(f"{order}I", head, 20)[0] & 0xFFFF
-    record = struct.Struct(f"{order}IIII")
-    while head := file.read(record.size):
-        if len(head) < record.size:
+    return PcapHeader(order, divisor, struct.unpack_from(f"{order}I", head, 20)[0] & 0xFFFF)
+
+
+def is_known_link(header: PcapHeader) -> bool:
+    """Whether packets of this link type can be read."""
+    return header.kind in _CONTENT
+
+
+def packets(
+    file: BinaryIO, header: PcapHeader, at: int, end: int | None = None
+) -> Iterator[tuple[int, Segment]]:
+    """Yield the packets that begin at ``at``, where the file is, or later and before ``end``, and where each begins."""
+    record = struct.Struct(f"{header.order}IIII")
+    while (end is None or at < end) and (head := file.read(RECORD_BYTES)):
+        if len(head) < RECORD_BYTES:
             raise CutOffError("capture", "packet", head, "the file ends in its head")
         seconds, fraction, length, _ = record.unpack(head)
         if length > MAX_PACKET:
@@ -204,12 +241,19 @@ def _segments(file: BinaryIO) -> Iterator[_Segment]:
             raise CutOffError(
                 "capture", "packet", data[:32], f"the file ends {length - len(data)} bytes early"
             )
-        segment = _segment(kind, seconds * 1_000_000 + fraction // divisor, data)
+        segment = _segment(header.kind, seconds * 1_000_000 + fraction // header.divisor, data)
         if segment is not None:
-            yield segment
+            yield at, segment
+        at += RECORD_BYTES + length
 
 
-def _segment(kind: int, time: int, packet: bytes) -> _Segment | None:
+def _segments(file: BinaryIO) -> Iterator[Segment]:
+    header = read_header(file)
+    for _, segment in packets(file, header, HEADER_BYTES):
+        yield segment
+
+
+def _segment(kind: int, time: int, packet: bytes) -> Segment | None:
     """Parse a packet's TCP or UDP content; ``None`` if it has none, or is cut short."""
     try:
         return _parse(kind, time, packet)
@@ -217,8 +261,8 @@ def _segment(kind: int, time: int, packet: bytes) -> _Segment | None:
         return None
 
 
-def _parse(kind: int, time: int, packet: bytes) -> _Segment | None:
-    at = {_NULL: 4, _ETHERNET: 14, _RAW: 0, _RAW_BSD: 0, _SLL: 16, _SLL2: 20}.get(kind)
+def _parse(kind: int, time: int, packet: bytes) -> Segment | None:
+    at = _CONTENT.get(kind)
     if at is None:
         raise MalformedError("capture", "link type", kind, "Ethernet, Linux cooked, loopback or raw IP")
     if kind == _ETHERNET:
@@ -241,15 +285,21 @@ def _parse(kind: int, time: int, packet: bytes) -> _Segment | None:
         end, at = at + 40 + total if total else len(packet), at + 40
     else:
         return None
-    source, target = (str(ip_address(address)) for address in addresses)
+    source, target = map(_address, addresses)
     if protocol == _UDP:
         ports = struct.unpack_from(">HH", packet, at)
-        return _Segment(Flow(source, ports[0], target, ports[1], True), time, 0, 0, packet[at + 8 : end])
+        return Segment(Flow(source, ports[0], target, ports[1], True), time, 0, 0, packet[at + 8 : end])
     if protocol != _TCP:
         return None
     source_port, target_port, seq = struct.unpack_from(">HHI", packet, at)
     data = packet[at + (packet[at + 12] >> 4) * 4 : end]
-    return _Segment(Flow(source, source_port, target, target_port, False), time, seq, packet[at + 13], data)
+    return Segment(Flow(source, source_port, target, target_port, False), time, seq, packet[at + 13], data)
+
+
+@lru_cache(4096)
+def _address(packed: bytes) -> str:
+    """Return an address as text; a capture has few, many times."""
+    return str(ip_address(packed))
 
 
 def _distance(seq: int, other: int) -> int:
