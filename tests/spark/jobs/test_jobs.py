@@ -81,10 +81,10 @@ def test_a_checkpoint_is_of_one_job(hub: HubProcess, play: Play, tmp_path: Path)
 
 
 def test_verify_catches_up_step_by_step(
-    hub: HubProcess, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: HubProcess, play: Play, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is looked at is kept, however long the log is when it begins."""
-    monkeypatch.setattr(verify, "ROWS_A_TIME", 100)
+    monkeypatch.setattr(verify, "ROWS_A_CORE", 100 // spark.sparkContext.defaultParallelism)
     with linked(hub) as link:
         link.publish([b"hello"] * 350)
     assert play("verify", hub.doors["tube_tcp"])["through"] == 350

@@ -16,7 +16,7 @@ from tests.spark.jobs.rows import frame, rows
 
 from headrace.spark.jobs.verify import differing_blocks, disagreements, verify
 from headrace.spark.jobs.verify.findings import MAX_PUBLISHERS, SequenceChecker
-from headrace.spark.jobs.verify.segment_scan import find_segments
+from headrace.spark.jobs.verify.segment_scan import NUMBERS, find_segments, join_segments
 
 pytestmark = pytest.mark.spark
 
@@ -27,17 +27,23 @@ def looked_at(log: pa.Table) -> pa.Table:
     return log.select(["seq", "publisher", "number"]).append_column("time", times)
 
 
-def judged(checker: SequenceChecker, *parts: pa.Table, chunk: int = 100_000) -> set[tuple[str, int, int]]:
-    made = [
+def judged(
+    checker: SequenceChecker, *parts: pa.Table, chunk: int = 100_000, joined: bool = False
+) -> set[tuple[str, int, int]]:
+    made = pa.Table.from_batches(
         batch
         for index, part in enumerate(parts)
         for batch in find_segments(index, looked_at(part).to_batches(chunk))
-    ]
-    return {(found.kind, found.first, found.last) for found in checker.check(pa.Table.from_batches(made))}
+    )
+    if joined:
+        ordered = made.sort_by([(name, "ascending") for name in ("publisher", "what", "part", "at")])
+        made = pa.Table.from_batches(join_segments(checker.last, ordered.to_batches(7)))
+    return {(found.kind, found.first, found.last) for found in checker.check(made)}
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_faults_are_found_however_the_log_is_cut(seed: int) -> None:
+def test_faults_are_found_however_the_log_is_cut(seed: int, joined: bool) -> None:
     random = Random(seed)
     log, expected = inject(sound(20_000, publishers=7), 40, random)
     edges = sorted(random.sample(range(1, log.num_rows), 12))
@@ -45,23 +51,38 @@ def test_faults_are_found_however_the_log_is_cut(seed: int) -> None:
         log.slice(begin, end - begin) for begin, end in zip([0, *edges], [*edges, log.num_rows], strict=True)
     ]
     checker = SequenceChecker()
-    assert judged(checker, *parts, chunk=random.randrange(100, 5000)) == expected
+    assert judged(checker, *parts, chunk=random.randrange(100, 5000), joined=joined) == expected
     assert checker.last == 20_000
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_faults_are_found_from_batch_to_batch(seed: int) -> None:
+def test_faults_are_found_from_batch_to_batch(seed: int, joined: bool) -> None:
     """A hole that the next micro-batch fills is told as a hole first, then as disorder: nobody knew better."""
     random = Random(seed)
     log, expected = inject(sound(20_000, publishers=7), 30, random)
     checker, found = SequenceChecker(first=1, last=0), set()
     for begin in range(0, log.num_rows, 1500):
-        found |= judged(checker, log.slice(begin, 1500))
+        parts = [log.slice(begin + at, 500) for at in (0, 500, 1000)]
+        found |= judged(checker, *parts, joined=joined)
     assert found >= {each for each in expected if each[0] in ("hole", "number", "time")}
     late = {each for each in expected if each[0] == "disorder"}
     assert sum(last - first + 1 for kind, first, last in found if kind == "disorder") == sum(
         last - first + 1 for _, first, last in late
     )
+
+
+def test_what_many_parts_say_of_a_publisher_is_joined_to_one() -> None:
+    """However long a log is, the driver gets a segment for each publisher, and what is wrong."""
+    log = sound(20_000, publishers=7)
+    parts = [looked_at(log.slice(at, 100)) for at in range(0, 20_000, 100)]
+    made = pa.Table.from_batches(
+        batch for index, part in enumerate(parts) for batch in find_segments(index, part.to_batches())
+    )
+    ordered = made.sort_by([(name, "ascending") for name in ("publisher", "what", "part", "at")])
+    joined = pa.Table.from_batches(join_segments(0, ordered.to_batches(100)))
+    assert made["what"].to_pylist().count(NUMBERS) > 1000
+    assert joined["what"].to_pylist().count(NUMBERS) == 7
 
 
 @given(st.lists(st.integers(1, 12), max_size=30), st.lists(st.integers(0, 30), max_size=3))

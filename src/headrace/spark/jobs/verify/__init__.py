@@ -9,7 +9,7 @@ digests differ are messages compared one by one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.message import SCHEMA
 from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, one_of, spark_ddl
 from headrace.spark.jobs.verify.findings import FINDINGS, SequenceChecker, table
-from headrace.spark.jobs.verify.segment_scan import SEGMENTS, find_segments
+from headrace.spark.jobs.verify.segment_scan import SEGMENTS, find_segments, join_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096
 """Messages per digest: a shuffle of a thousandth, and little to compare where one differs."""
 
-ROWS_A_TIME: Final = 16_000_000
-"""Most messages of a micro-batch, far more than come in an interval: each may have a publisher of its own, and the
-driver keeps facts about each. In a long log, it makes progress visible, and a stopped job loses little."""
+ROWS_A_CORE: Final = 8_000_000
+"""Most messages of a micro-batch for each core, several times as many as it checks in an interval. In a long log, that
+makes progress visible, and a stopped job loses little."""
+
+FEW_PARTS: Final = 16
+"""Partitions whose segments the driver joins itself: a shuffle would take longer."""
 
 ABOUT: Final = "holes, repeats and disorder in each log, and disagreement between logs"
 PARAMETERS: Final = {
@@ -47,7 +50,7 @@ def start(run: JobRun) -> RunningJob:
     from headrace.spark.jobs.verify.run import Verifier
 
     verifier = Verifier(run)
-    rows = run.stream(maxOffsetsPerTrigger=ROWS_A_TIME)
+    rows = run.stream(maxOffsetsPerTrigger=ROWS_A_CORE * run.spark.sparkContext.defaultParallelism)
 
     def facts() -> dict[str, object]:
         return {
@@ -61,17 +64,28 @@ def start(run: JobRun) -> RunningJob:
     return RunningJob(run.query(rows, verifier.verify), facts)
 
 
-def segments(rows: DataFrame) -> DataFrame:
-    """Find the segments of each partition of a log; partitions must be in the log's order."""
+def segments(rows: DataFrame, after: int = 0, *, joined: bool = False) -> DataFrame:
+    """Find the segments of each partition of a log; partitions must be in the log's order.
+
+    ``after``
+        The message up to which everything was checked before.
+    ``joined``
+        Whether tasks join what partitions say of one publisher: worth a shuffle where there are many partitions.
+    """
     from pyspark.sql import functions as F
 
     columns = rows.select("seq", F.unix_micros("time").alias("time"), "publisher", "number")
-    return columns.mapInArrow(_segments, spark_ddl(SEGMENTS))
+    found = columns.mapInArrow(_segments, spark_ddl(SEGMENTS))
+    if not joined:
+        return found
+    tasks = rows.sparkSession.sparkContext.defaultParallelism
+    ordered = found.repartition(tasks, "publisher").sortWithinPartitions("publisher", "what", "part", "at")
+    return ordered.mapInArrow(partial(join_segments, after), spark_ddl(SEGMENTS))
 
 
 def verify(rows: DataFrame) -> DataFrame:
     """Check a log: one row per finding."""
-    return segments(rows).repartition(1).mapInArrow(_checked, spark_ddl(FINDINGS))
+    return segments(rows, joined=True).repartition(1).mapInArrow(_checked, spark_ddl(FINDINGS))
 
 
 def digests(rows: DataFrame) -> DataFrame:

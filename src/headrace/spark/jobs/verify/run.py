@@ -33,9 +33,10 @@ from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageEr
 from headrace.log.proof.chain import block_range, blocks_in, end_of
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.job import JobRun
-from headrace.spark.jobs.verify import BLOCK, differing_blocks, disagreements, segments
+from headrace.spark.jobs.verify import BLOCK, FEW_PARTS, differing_blocks, disagreements, segments
 from headrace.spark.jobs.verify.findings import DISAGREEMENT, FINDINGS, HOLE, Finding, SequenceChecker, table
 from headrace.spark.jobs.verify.past import ArchivePlace, HubPlace, check_archive
+from headrace.spark.source.planning import MOST_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -106,7 +107,8 @@ class Verifier:
             known.checkers.setdefault(server, SequenceChecker())
         if len(self._servers) == 1:
             (server,) = self._servers
-            found = list(self._check(known.checkers[server], server, rows))
+            many = rows.rdd.getNumPartitions() > FEW_PARTS
+            found = list(self._check(known.checkers[server], server, rows, joined=many))
         else:
             found = self._look_at_all(known, rows)
         if archive := self._run.param("archive"):
@@ -124,8 +126,10 @@ class Verifier:
         self.through = max(known.checkers[server].last for server in self._servers)
         self.findings = known.findings
 
-    def _check(self, checker: SequenceChecker, server: str, rows: DataFrame) -> Iterator[Finding]:
-        found = checker.check(segments(rows).toArrow())
+    def _check(
+        self, checker: SequenceChecker, server: str, rows: DataFrame, *, joined: bool
+    ) -> Iterator[Finding]:
+        found = checker.check(segments(rows, checker.last, joined=joined).toArrow())
         with link(self._access[server]) as client:
             oldest = client.head().first
         for finding in found:
@@ -151,7 +155,8 @@ class Verifier:
             first, last = max(checker.last + 1, known.begin, extent.first), min(extent.head, int(span.last))
             if first <= last:
                 with self._unless_gone(present, server):
-                    wrong = list(self._check(checker, server, self._range(server, first, last)))
+                    many = last - first >= FEW_PARTS * MOST_ROWS
+                    wrong = list(self._check(checker, server, self._range(server, first, last), joined=many))
                     found += wrong
                     known.checkers[server] = checker
         furthest = max(known.compared[server] for server in self._servers)

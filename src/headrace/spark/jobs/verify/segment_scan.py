@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -156,6 +156,36 @@ def find_segments(part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
     if rows:
         segments.take(pa.Table.from_batches(waiting))
     yield segments.finish(part)
+
+
+def join_segments(after: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join the numbers of each publisher that go on from part to part; segments are sorted by publisher and place.
+
+    A joined segment stands where its first part did. Only what is sound is joined, so that nothing is lost that the
+    next check would find: rows after message ``after``, up to which everything was checked, and numbers above all
+    before them. Runs and times are passed on.
+    """
+    last: dict[str, Any] | None = None
+    sound = False
+    """Whether ``last`` is above everything of its publisher before it."""
+    end = high = 0
+    for batch in batches:
+        done: list[dict[str, Any]] = []
+        for row in batch.to_pylist():
+            same = last is not None and (last["what"], last["publisher"]) == (row["what"], row["publisher"])
+            if last is not None and same:
+                end, high = max(end, last["end"]), max(high, last["last"])
+                if sound and row["what"] == NUMBERS and row["begin"] > end and row["first"] > high:
+                    last = {**last, "last": row["last"], "end": row["end"]}
+                    continue
+            if last is not None:
+                done.append(last)
+            if not same:
+                end, high = after, -1
+            last, sound = row, row["begin"] > end and row["first"] > high
+        yield pa.RecordBatch.from_pylist(done, SEGMENTS)
+    if last is not None:
+        yield pa.RecordBatch.from_pylist([last], SEGMENTS)
 
 
 def _segments(
