@@ -16,7 +16,14 @@ from zlib import crc32
 
 from headrace.client.tls import ClientTls, RenewedContext, TlsFiles
 from headrace.config import Address
-from headrace.config.sources import CLIENT_VARIABLE, KEY_VARIABLE
+from headrace.config.sources import (
+    CA_VARIABLE,
+    CERT_KEY_VARIABLE,
+    CERT_VARIABLE,
+    CLIENT_VARIABLE,
+    KEY_VARIABLE,
+    PIN_VARIABLE,
+)
 from headrace.errors import HeadraceError, UsageError
 from headrace.protocols import PORTS
 from headrace.spark.option_values import GivenOptions, OffsetOption, parse_predicates
@@ -36,6 +43,13 @@ MAX_DELAY: Final = 15 * 60.0
 
 _TLS: Final = {"tls.ca": "ca", "tls.cert": "cert", "tls.key": "cert_key", "tls.pin": "pin"}
 """The options that name files for TLS, and what they are called elsewhere."""
+_TLS_SCHEME: Final = "tube+tls://"
+_TLS_VARIABLES: Final = {
+    "ca": CA_VARIABLE,
+    "cert": CERT_VARIABLE,
+    "cert_key": CERT_KEY_VARIABLE,
+    "pin": PIN_VARIABLE,
+}
 _BOTH: Final = ("servers", "clientId", "keyFile", "patience", *_TLS)
 _READ: Final = (
     *_BOTH,
@@ -87,12 +101,10 @@ class HubOptions:
         """Parse the hubs as people name them: ``host:port``, or as a URL, with commas between."""
         # A URL's scheme is for all hosts; each has it, so that one of them can be taken alone.
         scheme = (
-            "tube+tls://"
-            if any(host.strip().startswith("tube+tls://") for host in servers.split(","))
-            else ""
+            _TLS_SCHEME if any(host.strip().startswith(_TLS_SCHEME) for host in servers.split(",")) else ""
         )
         hosts = ",".join(
-            scheme + host.strip().removeprefix("tube+tls://").removeprefix("tube://")
+            scheme + host.strip().removeprefix(_TLS_SCHEME).removeprefix("tube://")
             for host in servers.split(",")
         )
         if "@" in hosts:
@@ -110,7 +122,7 @@ class HubOptions:
     @property
     def hosts(self) -> list[Address]:
         """The hubs' addresses, in the order in which they are tried."""
-        named = (host.strip().removeprefix("tube+tls://") for host in self.servers.split(","))
+        named = (host.strip().removeprefix(_TLS_SCHEME) for host in self.servers.split(","))
         return [Address.parse(host, DEFAULT_PORT) for host in named]
 
     def beginning_with(self, seq: int) -> HubOptions:
@@ -122,9 +134,36 @@ class HubOptions:
         place = crc32(seq.to_bytes(8)) % len(hosts)
         return replace(self, servers=",".join([*hosts[place:], *hosts[:place]]))
 
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of ``format("headrace")`` that give the same access."""
+        files = dict(self.tls_files) if self.speaks_tls else {}
+        given = {
+            "servers": self.servers,
+            "clientId": self.client_id,
+            "keyFile": self.key_file,
+            "patience": f"{self.patience:g}",
+            **{option: files.get(name) for option, name in _TLS.items()},
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def speaks_tls(self) -> bool:
+        """Whether the hubs' URLs say TLS."""
+        return self.servers.startswith(_TLS_SCHEME)
+
+    def with_tls_files(self, environ: Mapping[str, str] = os.environ) -> HubOptions:
+        """Return the same with the files for TLS that the environment names: executors elsewhere do not have it."""
+        given = dict(self.tls_files)
+        for name, variable in _TLS_VARIABLES.items():
+            # A pin is for whoever names no authority.
+            if variable in environ and not (name == "pin" and "ca" in given):
+                given.setdefault(name, str(Path(environ[variable]).expanduser().absolute()))
+        return replace(self, tls_files=tuple(given.items()))
+
     def tls(self) -> RenewedContext | None:
         """Return the TLS to connect with, if the hubs' URLs say so."""
-        if not self.servers.startswith("tube+tls://"):
+        if not self.speaks_tls:
             return None
         return ClientTls(TlsFiles.of(dict(self.tls_files)))
 
@@ -313,8 +352,8 @@ def _access(given: GivenOptions) -> HubOptions:
         given.text("servers") or os.environ.get(SERVERS_VARIABLE, "").strip() or DEFAULT_SERVERS
     )
     files = tuple((ours, file) for name, ours in _TLS.items() if (file := given.text(name)) is not None)
-    if files and not access.servers.startswith("tube+tls://"):
-        access = HubOptions.to(f"tube+tls://{access.servers}")
+    if files and not access.speaks_tls:
+        access = HubOptions.to(f"{_TLS_SCHEME}{access.servers}")
     return replace(
         access,
         client_id=given.text("clientId"),

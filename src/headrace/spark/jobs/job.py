@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
 from math import inf
@@ -318,11 +318,8 @@ class JobRun:
     def _load(
         self, reader: Any, servers: str | None, options: Mapping[str, object], source: str = "headrace"
     ) -> DataFrame:
-        reader = reader.format(source).option("servers", servers or self.access.servers)
-        if self.access.client_id is not None:
-            reader = reader.option("clientId", self.access.client_id)
-        if self.access.key_file is not None:
-            reader = reader.option("keyFile", self.access.key_file)
+        access = self.access if servers is None else replace(self.access, servers=servers)
+        reader = reader.format(source).options(**access.options)
         for name, value in options.items():
             reader = reader.option(name, as_text(value))
         loaded: DataFrame = reader.load()

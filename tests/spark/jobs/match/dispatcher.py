@@ -7,7 +7,8 @@ import threading
 from contextlib import suppress
 
 from headrace.config import Address
-from headrace.spark.jobs.match.push import NODE
+from headrace.spark.jobs.match.dispatcher_connection import DispatcherDoor
+from headrace.spark.jobs.match.lifeline import NODE
 from headrace.wire.attribute.messages import (
     DispatcherDecoder,
     Heartbeat,
@@ -30,7 +31,7 @@ class Dispatcher:
         self._count = 0
         self._connections: list[socket.socket] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = Address(*self._listening.getsockname())
+        self.door = DispatcherDoor(Address(*self._listening.getsockname()))
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:

@@ -20,7 +20,7 @@ from headrace.message import SCHEMA
 from headrace.spark import register
 from headrace.spark.jobs.job import JobRun, RunningJob, find
 from headrace.spark.jobs.match import backtest, match
-from headrace.spark.jobs.match.share import ENTRIES
+from headrace.spark.jobs.match.subscription_index import ENTRIES
 from headrace.spark.options import HubOptions, SourceOptions
 from headrace.spark.source.range_source import frame
 

@@ -1,8 +1,9 @@
 """``match``: the matcher fleet. It matches messages with content subscriptions and pushes them to the dispatcher.
 
-It is the hub's own matcher on as many cores and machines as Spark has, for ``matching.engine = "spark"``. A micro-batch
-is matched by several tasks, each for its share of the clients (:mod:`~headrace.spark.jobs.match.source`); when the
-dispatcher has taken all their pushes, the driver marks the position (:mod:`~headrace.spark.jobs.match.push`).
+It is the hub's own matcher on as many cores and machines as Spark has, for ``matching.engine = "spark"``. Tasks match
+ranges of a micro-batch, and push what they find to the dispatcher, in order for each client
+(:mod:`~headrace.spark.jobs.match.fleet_tasks`). When it has taken all of it, the driver marks the position
+(:mod:`~headrace.spark.jobs.match.lifeline`).
 
 The fleet keeps no position between runs. While it is away, connectors feed their clients from the log. A run begins
 with the current subscriptions and announces its first message; from there on connectors rely on pushes again. So a run
@@ -11,7 +12,7 @@ has nothing to catch up with, and its checkpoint is for Spark alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,6 @@ import pyarrow as pa
 from headrace.archive.folder import Folder
 from headrace.archive.parquet_file import enveloped
 from headrace.client.conditions import AnyConditions, Condition, alternatives_of
-from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.hub.routing.local_matcher import LocalMatcher, clients_of
 from headrace.hub.routing.subscriptions import (
@@ -38,12 +38,15 @@ from headrace.hub.routing.subscriptions import (
 from headrace.matching import warm
 from headrace.message import SCHEMA
 from headrace.protocols import PORTS
+from headrace.spark.datasource import register_kind
 from headrace.spark.hub_connections import link
 from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_least, one_of
-from headrace.spark.jobs.match.push import Lifeline
+from headrace.spark.jobs.match.dispatcher_connection import DispatcherDoor
+from headrace.spark.jobs.match.fleet_tasks import Fleet, run_tasks
+from headrace.spark.jobs.match.lifeline import Lifeline
 from headrace.spark.jobs.match.tables import EVERY, SubscriptionTable, SubscriptionTables
-from headrace.spark.options import SourceOptions
-from headrace.spark.source.range_source import over_ranges
+from headrace.spark.options import HubOptions, SourceOptions
+from headrace.spark.source.range_source import NAME, RangesDataSource, over_ranges
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES
 from headrace.wire.link.message import SUBSCRIPTIONS
 
@@ -60,12 +63,12 @@ ABOUT: Final = (
 PARAMETERS: Final = {
     "path": Parameter("where a run keeps what its tasks share: a folder that every executor sees"),
     "dispatchers": Parameter(
-        "dispatcher doors, with commas between; the first that answers is used",
+        "dispatcher doors, HOST:PORT or dispatcher+tls://HOST:PORT with commas between; the first that answers is used",
         f"127.0.0.1:{DISPATCHER_PORT}",
     ),
     "interval": COMMON["interval"]._replace(default="0.1"),
     "shares": Parameter(
-        "into how many shares clients are divided, each a task of every micro-batch", "the cores", at_least(1)
+        "into how many shares clients are divided, each pushed by a task", "the cores", at_least(1)
     ),
     "most": Parameter("how many sequence numbers a micro-batch has at most", "500000", at_least(1)),
     "json_attributes": Parameter(
@@ -83,85 +86,93 @@ def check(params: Mapping[str, str], available_now: bool) -> None:
     parse_dispatchers(params.get("dispatchers") or PARAMETERS["dispatchers"].default)
 
 
-def parse_dispatchers(text: str) -> list[Address]:
-    """Parse addresses with commas between."""
-    return [Address.parse(each.strip(), DISPATCHER_PORT) for each in text.split(",")]
+def parse_dispatchers(text: str, access: HubOptions | None = None) -> list[DispatcherDoor]:
+    """Parse dispatcher doors with commas between; those with TLS are dialled with the files that hubs are."""
+    files = access.tls_files if access is not None else ()
+    return [DispatcherDoor.parse(each.strip(), files) for each in text.split(",")]
 
 
 def start(run: JobRun) -> RunningJob:
     """Match messages from now on."""
-    from headrace.spark.jobs.match.source import NAME, FleetDataSource
-
     check(run.params, run.available_now)
-    dispatchers = parse_dispatchers(run.param("dispatchers"))
-    most, json_attributes = int(run.number("most")), run.truth("json_attributes")
-    shares = run.params.get("shares") and int(run.number("shares"))
-    fleet = FleetDriver(run)
+    dispatchers = parse_dispatchers(run.param("dispatchers"), run.access)
+    most = int(run.number("most"))
+    driver = FleetDriver(run, dispatchers)
     try:
-        options = {
-            "dispatcher": fleet.lifeline.open(dispatchers),
-            "answers": fleet.lifeline.answers,
-            "tables": fleet.tables_path,
-            "shares": shares or run.spark.sparkContext.defaultParallelism,
-            "jsonAttributes": json_attributes,
-            "startingOffsets": fleet.lifeline.place + 1,
-            "maxOffsetsPerTrigger": most,
-        }
-        run.spark.dataSource.register(FleetDataSource)
-        query = run.query(run.source(NAME, **options), fleet.push)
+        register_kind(run.spark, RangesDataSource)
+        ranges = run.source(
+            NAME, startingOffsets=driver.lifeline.place + 1, maxOffsetsPerTrigger=most, reader=run.name
+        )
+        query = run.query(ranges, driver.push)
     except BaseException:
-        fleet.close()
+        driver.close()
         raise
-    fleet.lifeline.watch(lambda: query.isActive, fleet.close)
-    return RunningJob(query, fleet.facts)
+    driver.lifeline.watch(lambda: query.isActive, driver.close)
+    return RunningJob(query, driver.facts)
 
 
 class FleetDriver:
     """The driver's part: take the subscriptions, and mark the fleet's position."""
 
-    def __init__(self, run: JobRun) -> None:
-        self._access = run.access
+    def __init__(self, run: JobRun, dispatchers: Sequence[DispatcherDoor]) -> None:
+        self._run = run
         runs = f"{run.path.rstrip('/')}/runs"
         # The files of an earlier run are of no use.
         Folder.at(runs).remove_all()
         self._path = f"{runs}/{uuid4().hex}"
-        self.tables_path = f"{self._path}/subscriptions"
         run.params = {**run.params, "checkpoint": f"{self._path}/checkpoint"}
-        self._tables = SubscriptionTables(Folder.at(self.tables_path))
+        self._tables_path = f"{self._path}/subscriptions"
+        self._tables = SubscriptionTables(Folder.at(self._tables_path))
         table = self._take_table()
         self._newest_op = table.op
         """The log's own position at which the newest table was taken."""
         self.lifeline = Lifeline(table.seq, run.access.patience)
         self._done: dict[str, int | float] = {}
+        try:
+            door = self.lifeline.open(dispatchers)
+        except BaseException:
+            self.close()
+            raise
+        shares = run.params.get("shares") and int(run.number("shares"))
+        self._fleet = Fleet(
+            SourceOptions(run.access, reader=run.name),
+            door,
+            self._tables_path,
+            shares or run.spark.sparkContext.defaultParallelism,
+            json_attributes=run.truth("json_attributes"),
+            answers=self.lifeline.answers is not False,
+        )
 
-    def push(self, batch: DataFrame, _number: int) -> None:
+    def push(self, ranges: DataFrame, _number: int) -> None:
         """Run the tasks of a micro-batch, which push."""
         self.lifeline.begin()
         begin = monotonic()
         try:
-            done = batch.collect()
+            done = run_tasks(self._fleet, ranges)
         except BaseException:
             # Not everything was pushed: clients must not rely on it.
             self.lifeline.close()
             raise
-        if not done:
+        if done is None:
             return
-        self.lifeline.done(done[0]["last"])
-        messages = done[0]["messages"]
+        self.lifeline.done(done.last)
+        read = sum(each.read for each in done.ranges)
         self._done = {
-            "rows": messages,
-            "rows_per_second": round(messages / (monotonic() - begin), 1),
-            "subscriptions": sum(each["subscriptions"] for each in done),
-            "matched": self._done.get("matched", 0) + sum(each["matched"] for each in done),
-            "pushed": self._done.get("pushed", 0) + sum(each["pushed"] for each in done),
+            "rows": read,
+            "rows_per_second": round(read / (monotonic() - begin), 1),
+            "ranges": len(done.ranges),
+            "subscriptions": done.ranges[-1].subscriptions,
+            "read": self._done.get("read", 0) + read,
+            "matched": self._done.get("matched", 0) + sum(each.found for each in done.ranges),
+            "pushed": self._done.get("pushed", 0) + done.pushed,
         }
-        if max(each["op"] for each in done) - self._newest_op >= EVERY:
+        if done.ranges[-1].op - self._newest_op >= EVERY:
             self._newest_op = self._take_table().op
         self._tables.drop_before(self.lifeline.place)
 
     def facts(self) -> dict[str, object]:
         """Return facts that Spark does not have: messages of the last micro-batch, subscriptions, matches so far."""
-        return {**self._done, "through": self.lifeline.place, "dispatcher": str(self.lifeline.address)}
+        return {**self._done, "through": self.lifeline.place, "dispatcher": str(self.lifeline.door)}
 
     def close(self) -> None:
         """End the run and remove its folder."""
@@ -169,7 +180,7 @@ class FleetDriver:
         Folder.at(self._path).remove_all()
 
     def _take_table(self) -> SubscriptionTable:
-        with link(self._access) as client:
+        with link(self._run.access) as client:
             return self._tables.add(client.subscriptions())
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tests.hubprocess import HubProcess
 from tests.spark.hubs import seal, until
@@ -19,14 +21,23 @@ from tests.spark.jobs.match.dispatcher import Dispatcher
 
 from headrace.archive.folder import Folder
 from headrace.errors import LostRangeError
+from headrace.hub.routing.subscriptions import Subscriptions, change, serialize_fields
 from headrace.spark.hub_connections import close_links
-from headrace.spark.jobs.match import source
-from headrace.spark.jobs.match.share import ENTRIES
-from headrace.spark.jobs.match.source import Fleet, push_share
+from headrace.spark.jobs.match.fleet_tasks import (
+    BatchFacts,
+    Fleet,
+    batch_facts,
+    divide,
+    match_and_push,
+    match_range,
+    push_blocks,
+)
+from headrace.spark.jobs.match.subscription_index import ENTRIES, forget_indexes
 from headrace.spark.jobs.match.tables import SubscriptionTables
 from headrace.spark.options import parse_source_options
 from headrace.spark.source.range_rows import LogRange
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, seq_of
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, MatcherPush, seq_of
+from headrace.wire.sdk.predicate import Between
 
 SHARES = 3
 Pushed = dict[int, list[int]]
@@ -37,8 +48,7 @@ Pushed = dict[int, list[int]]
 def dispatcher() -> Iterator[Dispatcher]:
     with closing(Dispatcher()) as made:
         yield made
-    # Shares are remembered by the process.
-    source._kept.clear()
+    forget_indexes()
 
 
 def taken(dispatcher: Dispatcher) -> Pushed:
@@ -111,7 +121,28 @@ def fleet(hub: HubProcess, dispatcher: Dispatcher, tables: Path, **options: str)
         extent = link.head()
     given = parse_source_options({"servers": hub.doors["tube_tcp"], **options}, stream=True)
     span = LogRange(extent.log, extent.path, 1, extent.head)
-    return Fleet(given, dispatcher.address, str(tables), SHARES), span
+    return Fleet(given, dispatcher.door, str(tables), SHARES), span
+
+
+def edges_of(random: Random, span: LogRange, cuts: int) -> list[LogRange]:
+    """Cut a range at random places."""
+    places = range(span.first + 1, span.last + 1)
+    edges = sorted({span.first, *random.sample(places, min(cuts, len(places))), span.last + 1})
+    return [span._replace(first=first, last=end - 1) for first, end in itertools.pairwise(edges)]
+
+
+def run(fleet: Fleet, *ranges: LogRange) -> BatchFacts:
+    """Do what Spark does with a micro-batch of several ranges, in any order."""
+    blocks = pa.Table.from_batches(
+        [rows for each in ranges for rows in match_range(fleet, each, fleet.shares)]
+    )
+    told = []
+    for share in range(fleet.shares):
+        own = blocks.filter(pc.equal(blocks["share"], share)).sort_by("seq")
+        told += [row for rows in push_blocks(fleet, own.to_batches()) for row in rows.to_pylist()]
+    facts = batch_facts(told)
+    assert facts is not None
+    return facts
 
 
 @pytest.mark.parametrize("files", ["true", "false"])
@@ -119,30 +150,47 @@ def fleet(hub: HubProcess, dispatcher: Dispatcher, tables: Path, **options: str)
 def test_pushes_are_those_of_the_hubs_own_matcher(
     played: tuple[HubProcess, Pushed, Path], dispatcher: Dispatcher, cuts: int, files: str
 ) -> None:
+    """Each client gets its messages in their order, though every range is matched alone, the last one perhaps first."""
     hub, expected, tables = played
-    fleet_, span = fleet(hub, dispatcher, tables, files=files)
-    edges = sorted({1, *Random(cuts).sample(range(2, span.last), min(cuts, span.last - 2)), span.last + 1})
-    for first, end in itertools.pairwise(edges):
-        for share in range(SHARES):
-            facts = push_share(fleet_, span._replace(first=first, last=end - 1), share)
-            assert facts["messages"] == end - first
+    fleet_, whole = fleet(hub, dispatcher, tables, files=files)
+    random = Random(cuts)
+    for span in edges_of(random, whole, cuts):
+        ranges = edges_of(random, span, random.randrange(4))
+        random.shuffle(ranges)
+        facts = run(fleet_, *ranges)
+        assert sum(each.read for each in facts.ranges) == span.last - span.first + 1
+        assert facts.last == span.last
     assert taken(dispatcher) == {who: seqs for who, seqs in expected.items() if seqs}
 
 
 def test_a_task_that_is_done_again_pushes_the_same(
     played: tuple[HubProcess, Pushed, Path], dispatcher: Dispatcher
 ) -> None:
-    """The process may remember the share of after the range, or of long before it."""
+    """The process may have kept the index of after the range, or of long before it."""
     hub, expected, tables = played
-    fleet_, span = fleet(hub, dispatcher, tables)
+    fleet_, whole = fleet(hub, dispatcher, tables)
     random = Random(9)
     for _ in range(40):
-        first = random.randrange(1, span.last + 1)
-        last = min(first + random.choice([0, 1, 5, 100]), span.last)
-        for share in range(SHARES):
-            push_share(fleet_, span._replace(first=first, last=last), share)
-        within = {who: [seq for seq in seqs if first <= seq <= last] for who, seqs in expected.items()}
-        assert taken(dispatcher) == {who: seqs for who, seqs in within.items() if seqs}
+        first = random.randrange(1, whole.last + 1)
+        span = whole._replace(first=first, last=min(first + random.choice([0, 1, 5, 100]), whole.last))
+        within = {
+            who: [seq for seq in seqs if span.first <= seq <= span.last] for who, seqs in expected.items()
+        }
+        wanted = {who: seqs for who, seqs in within.items() if seqs}
+        run(fleet_, *edges_of(random, span, 2))
+        assert taken(dispatcher) == wanted
+        alone = pa.RecordBatch.from_pylist([span._asdict()])
+        assert sum(rows["pushes"][0].as_py() for rows in match_and_push(fleet_, [alone])) > 0 or not wanted
+        assert taken(dispatcher) == wanted
+
+
+def test_ranges_that_leave_a_hole_are_not_marked(
+    played: tuple[HubProcess, Pushed, Path], dispatcher: Dispatcher
+) -> None:
+    hub, _, tables = played
+    fleet_, span = fleet(hub, dispatcher, tables)
+    with pytest.raises(LostRangeError, match="messages 11 to 20 are lost: no task has matched them"):
+        run(fleet_, span._replace(last=10), span._replace(first=21))
 
 
 def test_a_range_that_the_hub_does_not_have_is_lost(
@@ -151,12 +199,34 @@ def test_a_range_that_the_hub_does_not_have_is_lost(
     hub, _, tables = played
     fleet_, span = fleet(hub, dispatcher, tables, patience="0")
     with pytest.raises(LostRangeError, match="the log now ends before them"):
-        push_share(fleet_, span._replace(last=span.last + 5), 0)
+        run(fleet_, span._replace(last=span.last + 5))
 
 
-@pytest.mark.parametrize("change", [False, True])
+def test_all_subscriptions_of_a_client_are_in_one_share() -> None:
+    """Else its connector would take the second push of a message for a repeat."""
+    subscriptions = Subscriptions()
+    named = {f"s{number}": [serialize_fields({name: Between(0, 1)}) for name in "xy"] for number in range(20)}
+    for number in range(50):
+        client = number.to_bytes(CLIENT_ID_BYTES)
+        subscriptions.apply(client.hex(), change(client, b"conn-001", named).run[0], 0, number + 1)
+    parts = [part for client, kept in subscriptions for part in kept.parts(client)]
+    push = MatcherPush(bytes(12), b"payload", b"".join(part + b"conn-001" for part in parts))
+    divided = dict(divide(push, 7, subscriptions))
+    owners = {
+        share: {
+            subscriptions.find_part(each.clients[at : at + CLIENT_ID_BYTES])[0]
+            for at in range(0, len(each.clients), ROUTE_BYTES)
+        }
+        for share, each in divided.items()
+    }
+    assert len(parts) == 50 * 40 == sum(len(each.clients) for each in divided.values()) // ROUTE_BYTES
+    assert sum(map(len, owners.values())) == len(set.union(*owners.values())) == 50
+    assert len(owners) == 7
+
+
+@pytest.mark.parametrize("changed", [False, True])
 def test_entries_that_retention_removed_are_missed_and_messages_are_not(
-    dispatcher: Dispatcher, tmp_path: Path, change: bool
+    dispatcher: Dispatcher, tmp_path: Path, changed: bool
 ) -> None:
     """The share's last message is gone, and with it perhaps a change after it, though nothing unmatched is."""
     tables = SubscriptionTables(Folder.at(str(tmp_path / "tables")))
@@ -170,8 +240,8 @@ def test_entries_that_retention_removed_are_missed_and_messages_are_not(
         before = entries(link)
         publish_large(link)
         fleet_, first = fleet(hub, dispatcher, tmp_path / "tables")
-        assert sum(push_share(fleet_, first, share)["pushed"] for share in range(SHARES)) == 1
-        if change:
+        assert run(fleet_, first).pushed == 1
+        if changed:
             client.subscribe(x=(50, 99))
             until(lambda: entries(link) > before)
         seal(hub)
@@ -179,11 +249,15 @@ def test_entries_that_retention_removed_are_missed_and_messages_are_not(
         seal(hub)
         until(lambda: link.head().first == 2)
         second = first._replace(first=2, last=2)
-        if change:
-            with pytest.raises(LostRangeError, match="messages 1 to 1 are lost: retention removed them"):
-                [push_share(fleet_, second, share) for share in range(SHARES)]
+        if changed:
+            with pytest.raises(LostRangeError, match="to 1 are lost: retention removed them"):
+                run(fleet_, second)
+            # A newer table has the change.
+            tables.add(link.subscriptions())
+            publish_large(link)
+            assert run(fleet_, first._replace(first=3, last=3)).pushed == 0
         else:
-            assert sum(push_share(fleet_, second, share)["pushed"] for share in range(SHARES)) == 1
+            assert run(fleet_, second).pushed == 1
     close_links()
 
 

@@ -15,9 +15,16 @@ from tests.spark.jobs.match.dispatcher import Dispatcher
 
 from headrace.config import Address
 from headrace.errors import UnreachableError
-from headrace.spark.jobs.match import push as module
-from headrace.spark.jobs.match.push import DispatcherConnection, Lifeline
+from headrace.spark.jobs.match import dispatcher_connection as module
+from headrace.spark.jobs.match.dispatcher_connection import (
+    DispatcherConnection,
+    DispatcherDoor,
+    RepeatablePush,
+)
+from headrace.spark.jobs.match.lifeline import Lifeline
 from headrace.wire.attribute.messages import MatcherPush, serialize
+
+PUSH = serialize(MatcherPush(bytes(12), b"payload", bytes(20)))
 
 
 @pytest.fixture
@@ -28,7 +35,7 @@ def dispatcher() -> Iterator[Dispatcher]:
 
 def test_what_is_settled_was_taken(dispatcher: Dispatcher) -> None:
     push = serialize(MatcherPush(bytes(12), b"payload", bytes(20)))
-    with closing(DispatcherConnection(dispatcher.address, 5.0)) as connection:
+    with closing(DispatcherConnection(dispatcher.door, 5.0)) as connection:
         for count in range(100, 2001, 100):
             connection.send(push * 100)
             connection.settle()
@@ -40,10 +47,10 @@ def test_what_is_settled_was_taken(dispatcher: Dispatcher) -> None:
 
 def test_the_first_dispatcher_that_answers_is_used(dispatcher: Dispatcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
-        nobody = Address(*gone.getsockname())
+        nobody = DispatcherDoor(Address(*gone.getsockname()))
     lifeline = Lifeline(7, 1.0)
     with closing(lifeline):
-        assert lifeline.open([nobody, dispatcher.address]) == dispatcher.address
+        assert lifeline.open([nobody, dispatcher.door]) == dispatcher.door
         assert dispatcher.marks == [(1, 7)]
     with pytest.raises(
         UnreachableError, match=r"no dispatcher answers there .*; name one with --param dispatchers=HOST:PORT"
@@ -53,7 +60,7 @@ def test_the_first_dispatcher_that_answers_is_used(dispatcher: Dispatcher) -> No
 
 def test_a_lost_lifeline_is_replaced_between_micro_batches_only(dispatcher: Dispatcher) -> None:
     lifeline = Lifeline(7, 5.0)
-    lifeline.open([dispatcher.address])
+    lifeline.open([dispatcher.door])
     over = threading.Event()
     alive = True
     lifeline.watch(lambda: alive, over.set)
@@ -72,15 +79,38 @@ def test_a_lost_lifeline_is_replaced_between_micro_batches_only(dispatcher: Disp
 
 def test_a_dispatcher_that_stays_away_ends_it(dispatcher: Dispatcher) -> None:
     lifeline = Lifeline(7, 0.5)
-    lifeline.open([dispatcher.address])
+    lifeline.open([dispatcher.door])
     dispatcher.close()
     with closing(lifeline), pytest.raises(UnreachableError):
         lifeline.begin()
 
 
-# Dispatchers that never answer heartbeats, as the original
+def test_pushes_begin_anew_on_another_connection(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it is lost: all that was pushed before comes again, first, and then the rest."""
+    monkeypatch.setattr(module, "KEPT_BYTES", 1000)
+    pushes = [MatcherPush(number.to_bytes(12), b"payload", bytes(20)) for number in range(200)]
+    with closing(RepeatablePush(dispatcher.door, 5.0, answers=True)) as push:
+        for number, each in enumerate(pushes):
+            push.send(serialize(each))
+            if number in (50, 120):
+                until(lambda number=number: pushes[number] in dispatcher.pushes)  # type: ignore[misc]
+                dispatcher.cut()
+                dispatcher.pushes.clear()
+        push.finish()
+    assert dispatcher.pushes == pushes
 
-PUSH = serialize(MatcherPush(bytes(12), b"payload", bytes(20)))
+
+def test_a_push_that_finds_nobody_for_too_long_fails(dispatcher: Dispatcher) -> None:
+    with closing(RepeatablePush(dispatcher.door, 0.3, answers=True)) as push:
+        push.send(PUSH)
+        dispatcher.close()
+        with pytest.raises(UnreachableError):
+            push.finish()
+
+
+# Dispatchers that never answer heartbeats, as the original
 
 
 @pytest.fixture
@@ -95,7 +125,7 @@ def test_a_dispatcher_that_never_answers_is_used_and_not_dropped(
 ) -> None:
     lifeline = Lifeline(7, 5.0)
     with closing(lifeline), caplog.at_level(logging.WARNING):
-        lifeline.open([silent.address])
+        lifeline.open([silent.door])
         assert lifeline.answers is False
         for place in (9, 12):
             lifeline.begin()
@@ -109,12 +139,12 @@ def test_a_dispatcher_that_never_answers_is_used_and_not_dropped(
 
 def test_one_that_answers_is_preferred_wherever_it_is_named(silent: Dispatcher) -> None:
     with closing(Dispatcher()) as answering, closing(Lifeline(7, 5.0)) as lifeline:
-        assert lifeline.open([silent.address, answering.address]) == answering.address
+        assert lifeline.open([silent.door, answering.door]) == answering.door
         assert lifeline.answers is True
 
 
 def test_a_task_ends_when_a_silent_dispatcher_has_read_everything(silent: Dispatcher) -> None:
-    with closing(DispatcherConnection(silent.address, 5.0, answers=False)) as connection:
+    with closing(DispatcherConnection(silent.door, 5.0, answers=False)) as connection:
         for _ in range(20):
             connection.send(PUSH * 1000)
             connection.keep()
@@ -124,7 +154,9 @@ def test_a_task_ends_when_a_silent_dispatcher_has_read_everything(silent: Dispat
 
 def test_a_silent_dispatcher_that_closes_too_early_has_not_taken_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        connection = DispatcherConnection(Address(*listening.getsockname()), 5.0, answers=False)
+        connection = DispatcherConnection(
+            DispatcherDoor(Address(*listening.getsockname())), 5.0, answers=False
+        )
         with closing(connection), closing(listening.accept()[0]) as came:
             connection.send(PUSH * 10)
             connection.settle()
@@ -135,7 +167,9 @@ def test_a_silent_dispatcher_that_closes_too_early_has_not_taken_it() -> None:
 
 def test_a_silent_dispatcher_that_ends_the_connection_is_lost() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        connection = DispatcherConnection(Address(*listening.getsockname()), 5.0, answers=False)
+        connection = DispatcherConnection(
+            DispatcherDoor(Address(*listening.getsockname())), 5.0, answers=False
+        )
         with closing(connection), closing(listening.accept()[0]) as came:
             connection.settle()
             came.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -152,7 +186,9 @@ def test_what_a_silent_dispatchers_machine_does_not_take_is_not_settled(
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        connection = DispatcherConnection(Address(*listening.getsockname()), 0.1, answers=False)
+        connection = DispatcherConnection(
+            DispatcherDoor(Address(*listening.getsockname())), 0.1, answers=False
+        )
         # More than its machine takes while it reads nothing, less than ours keeps.
         connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         with closing(connection), closing(listening.accept()[0]) as came:
@@ -172,7 +208,9 @@ def test_a_silent_dispatcher_that_never_closes_is_trusted_with_what_its_machine_
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        connection = DispatcherConnection(Address(*listening.getsockname()), 5.0, answers=False)
+        connection = DispatcherConnection(
+            DispatcherDoor(Address(*listening.getsockname())), 5.0, answers=False
+        )
         with closing(connection), closing(listening.accept()[0]):
             connection.send(PUSH)
             connection.finish()

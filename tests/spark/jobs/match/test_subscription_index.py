@@ -1,4 +1,4 @@
-"""A share of the subscriptions goes through the sequence: every change counts for exactly what is after it."""
+"""An index of subscriptions goes through the sequence: every change counts for exactly what is after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -23,7 +22,7 @@ from headrace.hub.routing.subscriptions import (
     tables,
 )
 from headrace.message import SCHEMA, Batch, Run
-from headrace.spark.jobs.match.share import Changes, Share, ring
+from headrace.spark.jobs.match.subscription_index import Changes, SubscriptionIndex
 from headrace.spark.jobs.match.tables import SubscriptionTable, SubscriptionTables
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, seq_of
 from headrace.wire.link.message import SUBSCRIPTIONS
@@ -53,11 +52,11 @@ class Part(NamedTuple):
     messages: pa.RecordBatch
     entries: pa.RecordBatch
 
-    def after(self, share: Share) -> Part:
-        """What comes after what a share has seen."""
+    def after(self, index: SubscriptionIndex) -> Part:
+        """What comes after what an index has seen."""
         return Part(
-            self.messages.filter(pc.greater(self.messages.column("seq"), share.place)),
-            self.entries.filter(pc.greater(self.entries.column("op"), share.op)),
+            self.messages.filter(pc.greater(self.messages.column("seq"), index.place)),
+            self.entries.filter(pc.greater(self.entries.column("op"), index.op)),
         )
 
 
@@ -85,16 +84,16 @@ def table(state: Subscriptions, seq: int, op: int = 0) -> SubscriptionTable:
     return SubscriptionTable(seq, op, pa.Table.from_batches(tables(state), SUBSCRIPTIONS))
 
 
-def empty(number: int = 0, shares: int = 1) -> Share:
-    return Share(table(Subscriptions(), 0), number, shares, json_attributes=False)
+def empty() -> SubscriptionIndex:
+    return SubscriptionIndex(table(Subscriptions(), 0))
 
 
-def pushed(share: Share, part: Part, cut: int = 1000) -> list[tuple[int, int, bytes]]:
+def pushed(index: SubscriptionIndex, part: Part, cut: int = 1000) -> list[tuple[int, int, bytes]]:
     """What is pushed: sequence number, client, connector. Rows come in batches of ``cut``."""
     found = []
     changes = Changes(part.entries.slice(at, cut) for at in range(0, part.entries.num_rows, cut))
     for begin in range(0, part.messages.num_rows, cut):
-        for push in share.pushes(part.messages.slice(begin, cut), changes):
+        for push in index.pushes(part.messages.slice(begin, cut), changes):
             for at in range(0, len(push.clients), ROUTE_BYTES):
                 route = push.clients[at : at + ROUTE_BYTES]
                 found.append(
@@ -122,9 +121,9 @@ def test_a_change_counts_for_what_is_after_it(cut: int) -> None:
             wants(5, 0, 10),  # Whoever matches message 8 gets it anew.
         ]
     )
-    share = empty()
-    assert pushed(share, story, cut) == [(2, 5, HERE), (4, 5, THERE), (5, 5, HERE), (6, 5, HERE)]
-    assert (share.place, share.changed, len(share)) == (7, 6, 0)
+    index = empty()
+    assert pushed(index, story, cut) == [(2, 5, HERE), (4, 5, THERE), (5, 5, HERE), (6, 5, HERE)]
+    assert (index.place, index.changed, len(index)) == (7, 6, 0)
 
 
 def test_of_changes_after_one_message_each_is_told_apart() -> None:
@@ -156,24 +155,6 @@ def test_what_no_door_writes_changes_nothing() -> None:
         message(1),
     ]
     assert pushed(empty(), part(broken)) == [(1, 5, HERE)]
-
-
-def test_shares_together_are_one_and_none_has_anothers() -> None:
-    random = Random(4)
-    story = []
-    for _ in range(600):
-        number = random.randrange(40)
-        low = random.uniform(0, 100)
-        story.append(
-            random.choice([wants(number, low, low + 20), subscribe(client(number), HERE, {}), message(low)])
-        )
-    whole = pushed(empty(), part(story))
-    parts = [pushed(empty(number, 3), part(story)) for number in range(3)]
-    assert sorted(whole) == sorted(found for some in parts for found in some)
-    assert all(some == sorted(some, key=lambda each: each[0]) for some in parts)
-    owners = [{number for _, number, _ in some} for some in parts]
-    assert all(owners)
-    assert sum(map(len, owners)) == len(set.union(*owners))
 
 
 def told(random: Random, count: int) -> list[Batch]:
@@ -214,7 +195,7 @@ def naively(story: Sequence[Batch]) -> list[tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_table_and_the_entries_since_make_the_same_share(seed: int) -> None:
+def test_a_table_and_the_entries_since_make_the_same_index(seed: int) -> None:
     """Wherever the table was taken, also amid entries that stand after one message."""
     random = Random(seed)
     story = told(random, 500)
@@ -227,16 +208,8 @@ def test_a_table_and_the_entries_since_make_the_same_share(seed: int) -> None:
         else:
             seq += 1
         if random.random() < 0.1:
-            share = Share(table(state, seq, op), 0, 1, json_attributes=False)
-            assert sorted(pushed(share, whole.after(share))) == [each for each in expected if each[0] > seq]
-
-
-@pytest.mark.parametrize("shares", [1, 2, 7, 64])
-def test_shares_are_about_equal(shares: int) -> None:
-    clients = np.random.default_rng(6).integers(0, 256, (20_000, CLIENT_ID_BYTES), np.uint8)
-    counts = np.bincount(ring(shares).owners(clients), minlength=shares)
-    assert counts.min() > 0.7 * 20_000 / shares
-    assert counts.max() < 1.3 * 20_000 / shares
+            index = SubscriptionIndex(table(state, seq, op))
+            assert sorted(pushed(index, whole.after(index))) == [each for each in expected if each[0] > seq]
 
 
 class TestTables:
