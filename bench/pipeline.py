@@ -36,11 +36,12 @@ import uvloop
 import bench
 from bench import fleet, matching
 from bench._peers import Headrace, running
+from headrace import connect_sync
 from headrace.archive import open_table
 from headrace.client.link.client import LinkClient
 from headrace.config import Address
 from headrace.spark import map_in_arrow, register, session
-from headrace.spark.jobs import archive
+from headrace.spark.jobs import archive, replay
 from headrace.spark.jobs.job import JobRun
 from headrace.spark.options import HubOptions
 from headrace.spark.source.planner_strategies import SETTING
@@ -97,6 +98,7 @@ def pipeline(
     yield latency(spark, other.tube, cores, *((0.5, 1) if quick else (15, 20)))
     if cores == 2:
         yield archiving(spark, directory, 20_000 if quick else 20_000_000)
+        yield replaying(spark, servers, other.tube, directory, total)
 
 
 def archiving(spark: SparkSession, directory: Path, total: int) -> bench.Table:
@@ -118,6 +120,32 @@ def archiving(spark: SparkSession, directory: Path, total: int) -> bench.Table:
     table.add(
         "archive", rate, rate * SIZE / 1e6, driver / whole, jvm / whole, len(sizes), min(sizes), max(sizes)
     )
+    shutil.rmtree(place, ignore_errors=True)
+    return table
+
+
+def replaying(spark: SparkSession, servers: str, target: str, directory: Path, total: int) -> bench.Table:
+    """The job replay of a whole archive: how long until the first message is at the hub, and how fast the rest."""
+    table = bench.Table(
+        f"replay: an archive of {total:,} messages of {SIZE} bytes to a hub, local[2]",
+        ("first message s", "rows/s"),
+        note="from the job's start to the first message in the hub's log; files are read in order, nothing is sorted",
+    )
+    place = Path(tempfile.mkdtemp(dir=directory))
+    _archived(spark, servers, place, total)
+    run = JobRun(spark, "replay", HubOptions(target), {"path": str(place)}, replay.PARAMETERS)
+    with connect_sync(f"tube://{target}") as link:
+        before, begin = link.head().head, time.perf_counter()
+        playing = threading.Thread(target=replay.start, args=(run,))
+        playing.start()
+        while link.head().head == before and playing.is_alive():
+            time.sleep(0.01)
+        first = time.perf_counter() - begin
+        playing.join()
+        took = time.perf_counter() - begin
+        if link.head().head < before + total:
+            raise ValueError(f"{link.head().head - before} messages were replayed where {total} are archived")
+    table.add("replay", first, total / took)
     shutil.rmtree(place, ignore_errors=True)
     return table
 

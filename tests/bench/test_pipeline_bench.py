@@ -18,7 +18,9 @@ from bench import pipeline
 def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     with running(Headrace) as full, running(Headrace) as other:
         tables = list(pipeline.pipeline(spark, full, other, tmp_path, 2, True))
-    source, sink, latency, archive = ({row["name"]: row for row in table.json()["rows"]} for table in tables)
+    source, sink, latency, archive, replay = (
+        {row["name"]: row for row in table.json()["rows"]} for table in tables
+    )
     for name, base in (
         ("headrace to noop", "Parquet files to noop"),
         ("headrace, by the link alone, to noop", "Parquet files to noop"),
@@ -33,3 +35,4 @@ def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> 
     assert 0 < latency["ping to pong"]["p50"] <= latency["ping to pong"]["p99"]
     assert 0 < archive["archive"]["driver %"] < 100
     assert archive["archive"]["files"] >= 1
+    assert replay["replay"]["first message s"] > 0

@@ -1,0 +1,29 @@
+"""The benchmark of one and two executors runs to its end; ``match`` reads each message once on either cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_cluster_of_one_and_of_two_workers(tmp_path: Path) -> None:
+    """In a process of its own: this one's session has another master."""
+    told = tmp_path / "figures.json"
+    line = [sys.executable, "-m", "bench", "scaling", "--quick", "--json", str(told)]
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=280, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert told.exists(), done.stderr
+    scaled, read = (
+        {row["name"]: row for row in table["rows"]}
+        for table in json.loads(told.read_text())["scaling"]["tables"]
+    )
+    assert scaled["2 workers"]["base"] == "1 worker"
+    assert scaled["2 workers"]["least"] == 1.7
+    assert [row["reads/message"] for row in read.values()] == [1.0, 1.0]
