@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from tests.attacks.good_client import GoodClient
-from tests.hubprocess import HubProcess
+from tests.attacks.good_client import AttackedHub, GoodClient
+from tests.attacks.turns import Turns
 from tests.system.observing import FREED_AT_ONCE
 
 SOAK = bool(os.environ.get("HEADRACE_SOAK"))
@@ -19,7 +19,7 @@ STATE_BYTES_PER_CLIENT = (256 if SOAK else 16) * MIB
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedHub]:
     settings = (
         "fyrehose.subscriber_seconds=600",
         "limits.slow_seconds=1",
@@ -28,7 +28,11 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
         f"limits.state_bytes_per_client={STATE_BYTES_PER_CLIENT}",
         f"log.snapshot_seconds={5 if SOAK else 0.5}",
     )
-    with HubProcess.start(tmp_path_factory.mktemp("hub"), *settings, environ=FREED_AT_ONCE) as running:
+    directory = tmp_path_factory.mktemp("hub")
+    turns = Turns(directory)
+    environ = {**FREED_AT_ONCE, **turns.environ}
+    with AttackedHub.start(directory, *settings, environ=environ) as running:
+        running.turns = turns
         # What is loaded and compiled at the first use is no harm that an attack does.
         with GoodClient(running) as good:
             good.waits(20)

@@ -13,6 +13,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from tests.attacks.turns import Turns
 from tests.hubprocess import HubProcess
 from tests.system.observing import eventually, memory
 
@@ -22,8 +23,17 @@ GENEROUS = 20.0
 SLACK_SECONDS = 0.5
 """And so much more: on a busy machine a wait of a millisecond may be anything."""
 
+LONGEST_TURN_SECONDS = 0.04
+"""What a turn of the event loop may compute at most. Nobody else is served meanwhile, and a publish takes two turns."""
+
 _KEEPALIVE = b"\x10" + bytes(6)
 _PAUSE_SECONDS = 0.004
+
+
+class AttackedHub(HubProcess):
+    """A hub whose event loop's turns are measured."""
+
+    turns: Turns
 
 
 class Waits(NamedTuple):
@@ -125,16 +135,27 @@ class GoodClient:
 
 
 @contextmanager
-def unharmed(hub: HubProcess, what: str, most_bytes: int = 64 << 20, count: int = 40) -> Iterator[GoodClient]:
-    """Compare a good client's waits alone with those during an attack; bound what the attack costs in memory."""
+def unharmed(
+    hub: AttackedHub, what: str, most_bytes: int = 64 << 20, count: int = 40
+) -> Iterator[GoodClient]:
+    """Compare a good client's waits alone with those during an attack; bound what the attack costs the hub.
+
+    The hub's time is bounded by what a turn of its event loop computes, which no other process disturbs.
+    """
     with GoodClient(hub) as good:
         alone = good.waits(count)
         before, begun = memory(hub), len(good.times)
+        hub.turns.forget()
         yield good
         good.waits(count)
         during, grown = Waits.of(good.times[begun:]), memory(hub) - before
-    figure = f"{what}: alone {alone}; attacked {during}; the hub grew by {grown / 1e6:.0f} MB"
+        longest = hub.turns.longest
+    figure = (
+        f"{what}: alone {alone}; attacked {during}; the longest turn computed {longest * 1e3:.0f} ms;"
+        f" the hub grew by {grown / 1e6:.0f} MB"
+    )
     print(figure)
+    assert 0 < longest < LONGEST_TURN_SECONDS, figure
     assert during.most < GENEROUS * alone.most + SLACK_SECONDS, figure
     assert grown < most_bytes, figure
     told, traceback, failure = hub.stderr.partition("Traceback")

@@ -12,9 +12,8 @@ from time import monotonic
 
 import pytest
 from tests.attacks.conftest import SOAK
-from tests.attacks.good_client import unharmed
+from tests.attacks.good_client import AttackedHub, unharmed
 from tests.attacks.hostile_bytes import SPOKEN, WAYS, seeds
-from tests.hubprocess import HubProcess
 from tests.system.observing import counter, eventually, status
 
 CONNECTIONS = 2000 if SOAK else 24
@@ -27,7 +26,7 @@ DATAGRAMS = 200_000 if SOAK else 1500
 
 
 @pytest.mark.parametrize("door", SPOKEN)
-def test_hostile_bytes(hub: HubProcess, door: str) -> None:
+def test_hostile_bytes(hub: AttackedHub, door: str) -> None:
     random = Random(zlib.crc32(door.encode()))
     with unharmed(hub, f"hostile bytes at {door}"):
         for way in WAYS.values():
@@ -44,7 +43,7 @@ def test_hostile_bytes(hub: HubProcess, door: str) -> None:
                         sock.recv(1 << 16)
 
 
-def test_hostile_datagrams(hub: HubProcess) -> None:
+def test_hostile_datagrams(hub: AttackedHub) -> None:
     random = Random(5)
     with unharmed(hub, "hostile datagrams"), closing(socket.socket(type=socket.SOCK_DGRAM)) as sock:
         for number in range(DATAGRAMS):
@@ -53,7 +52,7 @@ def test_hostile_datagrams(hub: HubProcess) -> None:
                 sock.sendto(way("fyrehose", random)[:60_000], hub.address("fyrehose"))
 
 
-def test_bytes_that_come_one_by_one(hub: HubProcess) -> None:
+def test_bytes_that_come_one_by_one(hub: AttackedHub) -> None:
     """Slowloris: each connection is about to say something, for ever."""
     before = counter(hub, "refused")
     with unharmed(hub, "bytes that come one by one"), ExitStack() as stack:
@@ -77,7 +76,7 @@ def test_bytes_that_come_one_by_one(hub: HubProcess) -> None:
         eventually("the slow are refused", lambda: counter(hub, "refused") > before)
 
 
-def test_a_crowd_of_connections(hub: HubProcess) -> None:
+def test_a_crowd_of_connections(hub: AttackedHub) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = CROWD + 500
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed), hard), hard))

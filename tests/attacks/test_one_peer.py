@@ -14,9 +14,8 @@ from random import Random
 from time import perf_counter
 
 from tests.attacks.conftest import MIB, SOAK, STATE_BYTES, STATE_BYTES_PER_CLIENT
-from tests.attacks.good_client import GENEROUS, SLACK_SECONDS, Waits, unharmed
+from tests.attacks.good_client import GENEROUS, SLACK_SECONDS, AttackedHub, Waits, unharmed
 from tests.attacks.hostile_bytes import SPOKEN, grammar_made_bytes, mutated_bytes
-from tests.hubprocess import HubProcess
 from tests.system.observing import counter, eventually, status
 
 import headrace
@@ -33,7 +32,7 @@ OPENING = frame(FragmentSize(FRAGMENT))
 HELLO = b"".join(map(bytes, stream_pieces(link_message({"op": "hello", "id": 0, "version": 2}), FRAGMENT)))
 
 
-def publish_services(hub: HubProcess, name: str, count: int, source: str) -> None:
+def publish_services(hub: AttackedHub, name: str, count: int, source: str) -> None:
     """Create services, each with an object of half a megabyte: JSON or plain bytes."""
     with closing(
         socket.create_connection(hub.address("spp"), timeout=60, source_address=(source, 0))
@@ -49,7 +48,7 @@ def publish_services(hub: HubProcess, name: str, count: int, source: str) -> Non
                 pass
 
 
-def test_services_of_one_anonymous_connection(hub: HubProcess) -> None:
+def test_services_of_one_anonymous_connection(hub: AttackedHub) -> None:
     """Budgets keep them within bounds, and snapshots, which are written meanwhile, hold nobody up."""
     # In memory, each object and the text of its snapshot, and what is on its way into the log.
     with unharmed(hub, "services of half a megabyte", most_bytes=4 * STATE_BYTES + 128 * MIB):
@@ -71,7 +70,7 @@ def test_services_of_one_anonymous_connection(hub: HubProcess) -> None:
     assert clients["127.0.0.4"]["state_bytes"] > 0
 
 
-def test_half_messages_of_many_tubes(hub: HubProcess) -> None:
+def test_half_messages_of_many_tubes(hub: AttackedHub) -> None:
     tubes = 200
     # A snapshot of what the services before have left may be written meanwhile.
     most = 100_000_000 + (STATE_BYTES if SOAK else 0)
@@ -93,7 +92,7 @@ def test_half_messages_of_many_tubes(hub: HubProcess) -> None:
         assert unfinished["waiting"]
 
 
-def test_a_flood_of_malformed_requests_fills_no_log(hub: HubProcess) -> None:
+def test_a_flood_of_malformed_requests_fills_no_log(hub: AttackedHub) -> None:
     random = Random(11)
     before = len(hub.stderr)
     requests = 0
@@ -113,7 +112,7 @@ def test_a_flood_of_malformed_requests_fills_no_log(hub: HubProcess) -> None:
     assert written < 40_000
 
 
-def test_health_answers_whatever_else_is_full(hub: HubProcess) -> None:
+def test_health_answers_whatever_else_is_full(hub: AttackedHub) -> None:
     address = hub.address("http")
     with unharmed(hub, "silent HTTP sockets"), ExitStack() as stack:
         for _ in range(1000 if SOAK else 200):
@@ -136,7 +135,7 @@ def test_datagrams_with_a_forged_source_bring_the_victim_little(tmp_path: Path) 
     assert 0 < found["received"] <= 3 * found["sent"]
 
 
-def test_filters_of_one_client(hub: HubProcess) -> None:
+def test_filters_of_one_client(hub: AttackedHub) -> None:
     """Patterns that all differ, and topics that none of them has seen: neither publishers nor filtered readers wait."""
     where = "{}:{}".format(*hub.address("tube_tcp"))
 

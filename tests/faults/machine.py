@@ -12,23 +12,16 @@ A machine outlives its processes: each starts with the orders that are in force,
 
 from __future__ import annotations
 
-import hashlib
 import mmap
-import os
-import shutil
 import struct
-import subprocess
-import tempfile
 from enum import IntEnum
-from functools import cache
 from pathlib import Path
 from random import Random
 from uuid import UUID
 
-import pytest
 from tests.faults.power_cut import Disk
+from tests.preloading import compiled
 
-_SOURCE = Path(__file__).with_name("machine.c")
 _PAGE_BYTES = 4096
 
 
@@ -54,31 +47,9 @@ class Order(IntEnum):
     FAILED_SYNCS = 20
 
 
-@cache
 def library() -> Path:
-    """Compile ``machine.c``, once per version of it; a test on a machine without a compiler is skipped and says so."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here, which faults of the disk and the clock need")
-    version = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    made = Path(tempfile.gettempdir(), f"headrace-machine-{os.getuid()}-{version}.so")
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=made.parent) as directory:
-            making = Path(directory, made.name)
-            words = [
-                compiler,
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-o",
-                str(making),
-                str(_SOURCE),
-                "-ldl",
-                "-lpthread",
-            ]
-            subprocess.run(words, check=True, timeout=60)
-            making.rename(made)
-    return made
+    """Compile ``machine.c``."""
+    return compiled(Path(__file__).with_name("machine.c"))
 
 
 class Machine:

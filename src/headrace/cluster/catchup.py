@@ -6,7 +6,7 @@ part of the same one. The primary is asked first, the others in turn when it is 
 
 To *adopt* a log is to make this one the same: cut back to where the two agree, by their histories, and fetch the rest.
 The three reasons to do so (starting a view as its primary, entering it as a backup, recovering) differ only in what
-follows.
+follows. Whatever was committed is in the log that a view starts from, and so is all that any node ever showed.
 
 Order matters. The cut is durable before the new history is stored, and that before anything is appended: whenever the
 power fails, the stored history describes the log. A node keeps its old ``last_normal`` until it has all of the adopted
@@ -91,7 +91,6 @@ class CatchUp:
             )
             return True
         state.cut_back(agreed)
-        # Whatever was committed, and so all that was ever shown, is in the log that a view starts from.
         state.shown = target.last
         state.history = history
         state.joined = True
@@ -108,6 +107,7 @@ class CatchUp:
     def hold(self, target: Target) -> None:
         """Keep this log as it is, once it is synced if only synced operations count."""
         self.cancel()
+        self._state.shown = target.last
         self.target = target
         self.progressed = self._state.now
         self.settle()

@@ -64,7 +64,7 @@ class NormalOperation:
     def prepare(self, body: Prepare) -> None:
         """Backup: append a batch."""
         state = self._state
-        self._heard_primary()
+        self._heard_primary(body.commit)
         if body.first > state.tail + 1:
             self._catchup.lag(body.last)
         elif body.last > state.tail:
@@ -78,7 +78,7 @@ class NormalOperation:
     def commit(self, body: Commit) -> None:
         """Backup: learn the primary's tail, and what is committed."""
         state = self._state
-        self._heard_primary()
+        self._heard_primary(body.commit)
         state.advance(body.commit)
         if body.last > state.tail:
             self._catchup.lag(body.last)
@@ -128,8 +128,9 @@ class NormalOperation:
         until = self._content_until()
         return min(self._beat, until) if self._state.now < until else self._beat
 
-    def _heard_primary(self) -> None:
+    def _heard_primary(self, commit: int) -> None:
         state = self._state
+        state.hear_commit(commit)
         primary = state.primary
         if primary is not None:
             self._heard[primary] = state.now

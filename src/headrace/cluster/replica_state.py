@@ -83,9 +83,10 @@ class ReplicaState:
         self.tail = tail
         self.synced = tail
         self.commit = min(max(state.commit, commit), tail)
-        self.shown = tail
-        """Nothing after this operation was shown as committed before this replica began. If something was lost, that is
-        not so before it has recovered."""
+        self.shown: int | None = None
+        """Nothing after this operation was shown as committed before this replica began; None while that is not known.
+        The log's end is no bound: a node shows what others have synced though it has not, and a power failure may take
+        that from it."""
         self.sync_token = 0
         """Number of cuts: a sync that began before one says nothing about what was appended after it."""
         self._effects: list[Effect] = []
@@ -103,10 +104,18 @@ class ReplicaState:
     def is_no_step_back(self, head: int) -> bool:
         """Whether a log that shows all up to ``head`` shows at least what this node ever did.
 
-        A node that is started again has noted about how much was committed. It may have shown the rest of its log, too,
-        so it does not know where its head was before the cluster has committed that, or gone on without it.
+        A node that is started again has noted about how much was committed, and may have shown more. The primary of its
+        view tells it, or the log that the next view starts from.
         """
-        return self.status is not Status.RECOVERING and head >= self.shown
+        return self.status is not Status.RECOVERING and self.shown is not None and head >= self.shown
+
+    def hear_commit(self, commit: int) -> None:
+        """Note what the primary of this view has committed: at least all that this node has shown in this view.
+
+        What it has shown in earlier ones is in the log that the view started from.
+        """
+        if self.shown is None:
+            self.shown = max(commit, self.history.start - 1)
 
     @property
     def primary(self) -> int | None:

@@ -32,6 +32,7 @@ from headrace.log.checksum import crc32c
 from headrace.log.replication_frames import SALT, pack
 from headrace.message import Batch, Message, Run, column_type, envelope_rows
 from headrace.net.server.process import Server
+from headrace.net.upstream.over_link import TubeUpstream
 from headrace.wire.link import requests as ask
 from headrace.wire.link.plain_rows import published_body
 
@@ -383,17 +384,22 @@ class TestPassing:
     ) -> None:
         async with frontend(tmp_path / "front", backbone) as front, client(backbone) as link:
             await until(lambda: front.problem is None)
-            follow = Hub.follow
+            append = TubeUpstream._append
             held: list[Any] = []
-            monkeypatch.setattr(Hub, "follow", lambda hub, batches: held.append((hub, batches)))
+
+            async def hold(_: TubeUpstream, batches: Any) -> bool:
+                held.append(batches)
+                return True
+
+            monkeypatch.setattr(TubeUpstream, "_append", hold)
             body = published_body([b"a", b"b"], "")
             await link.ask(lambda n: ask.PublishRequest(id=n, publisher="me", number=0), body)
             async with client(front) as near:
                 await until(lambda: held)
                 assert await near.newest("me") == 1
-                monkeypatch.setattr(Hub, "follow", follow)
-                for hub, batches in held:
-                    hub.follow(batches)
+                monkeypatch.setattr(TubeUpstream, "_append", append)
+                for batches in held:
+                    front.hub.follow(batches)
                 assert await near.publisher("me").publish([b"c"]) == (3, 3)
 
     async def test_names_are_opened_and_fenced_wherever_their_publishers_are(
@@ -526,7 +532,7 @@ class TestLost:
         monkeypatch.setattr("headrace.net.upstream.over_link._LOOK_SECONDS", 0.01)
         async with frontend(tmp_path / "front", backbone) as front, client(backbone) as link:
             await until(lambda: front.problem is None)
-            monkeypatch.setattr(Hub, "follow", lambda _hub, _batches: None)
+            monkeypatch.setattr(Hub, "followed", lambda _hub, _batches: None)
             await link.publish([b"a", b"b"])
             await until(lambda: upstream_facts(front)["lag"] == 2)
 

@@ -405,7 +405,8 @@ class Server:
         )
         if self._upstream is not None:
             # The upstream hub puts the policy into the log.
-            self._upstream.attach(hub)
+            self._log_disk = LogDisk(log, self._disk, self._writer, alone=True)
+            self._upstream.attach(hub, self._log_disk)
             return
         if self._cluster is not None:
             wanted = settings.listen.parcel

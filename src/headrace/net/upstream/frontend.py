@@ -17,6 +17,7 @@ from headrace.config import Address, Settings
 from headrace.errors import UnreachableError
 from headrace.hub.sequence import Hub
 from headrace.log import Log
+from headrace.net.server.machine.log_disk import LogDisk
 
 T = TypeVar("T")
 
@@ -50,8 +51,8 @@ class Upstream(Protocol):
     async def open_log(self, directory: Path) -> Log:
         """Open this hub's log, a copy of the upstream hub's from some message on; make it if there is none."""
 
-    def attach(self, hub: Hub) -> None:
-        """Become the sequencer of the hub that has this log."""
+    def attach(self, hub: Hub, disk: LogDisk) -> None:
+        """Become the sequencer of the hub that has this log, on this disk."""
 
     async def run(self) -> None:
         """Follow as long as the hub runs; returns, or raises, only when it cannot continue."""

@@ -33,6 +33,7 @@ from headrace.log.snapshots.snapshot import Snapshot
 from headrace.log.snapshots.start_after import begin, is_log
 from headrace.message import Batch, Run
 from headrace.net.server.accepting.tls import HubTls
+from headrace.net.server.machine.log_disk import LogDisk
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 
 logger = logging.getLogger("headrace")
@@ -62,6 +63,7 @@ class FyrehoseUpstream:
         self._tls = HubTls(settings).dials_url(self._urls[0])
         self._hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
         self._hub: Hub
+        self._disk: LogDisk
         self._pushing: PushRelay
         # The client itself tries all the hosts, so the plan has only one.
         self._plan = DialPlan(
@@ -85,9 +87,9 @@ class FyrehoseUpstream:
             logger.info("a new copy begins after message %d, as a log of its own", before)
         return Log.open(directory, fsync=options.fsync, segment_bytes=options.segment_bytes)
 
-    def attach(self, hub: Hub) -> None:
+    def attach(self, hub: Hub, disk: LogDisk) -> None:
         """Become the hub's sequencer."""
-        self._hub = hub
+        self._hub, self._disk = hub, disk
         self._pushing = PushRelay(
             hub,
             longest=_LONGEST[self._scheme],
@@ -165,12 +167,14 @@ class FyrehoseUpstream:
             raise UsageError(f"expected message {log.tail + 1}, got {batch.first}")
         while True:
             time = max(time_ns() // 1000, log.last_time)
+            numbered = [batch.numbered(log.tail_op + 1, batch.first, time, self._hub.node)]
             try:
-                self._hub.follow([batch.numbered(log.tail_op + 1, batch.first, time, self._hub.node)])
+                await self._disk.appended(numbered)
             except StorageError as error:
                 self._hub.counters.refuse("upstream", "storage", "", error)
                 await asyncio.sleep(_DISK_SECONDS)
                 continue
+            self._hub.followed(numbered)
             return
 
     async def _push(self, client: FyrehoseClient) -> None:

@@ -44,6 +44,7 @@ from headrace.log import Log
 from headrace.log.snapshots.start_after import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
 from headrace.net.server.accepting.tls import HubTls
+from headrace.net.server.machine.log_disk import LogDisk
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet, received_operations
 from headrace.wire.link import requests as ask
@@ -77,6 +78,7 @@ class TubeUpstream:
         self._dialer = LinkDialer(hosts, f"frontend {settings.node.name}", self._sign(), tls=tls)
         self._plan = link_plan(hosts, Random())
         self._hub: Hub
+        self._disk: LogDisk
         self._passing: PublishRelay
         self._session: LinkSession | None = None
         """The tube for requests: the logs were compared on it."""
@@ -113,9 +115,9 @@ class TubeUpstream:
         logger.warning("the upstream hub no longer keeps what follows message %d", tail)
         return self._open(directory)
 
-    def attach(self, hub: Hub) -> None:
+    def attach(self, hub: Hub, disk: LogDisk) -> None:
         """Become the hub's sequencer."""
-        self._hub = hub
+        self._hub, self._disk = hub, disk
         self._passing = PublishRelay(
             hub,
             name=lambda: uuid4().hex,
@@ -226,20 +228,21 @@ class TubeUpstream:
             batches = received_operations(message, hub.log)
             if not batches or batches[0].op != hub.log.tail_op + 1:
                 raise UnexpectedError("link", "first", message.head.get("first"), f"{hub.log.tail_op + 1}")
-            while not self._append(batches):  # noqa: ASYNC110 -- a disk gives no notice when it has room
+            while not await self._append(batches):  # noqa: ASYNC110 -- a disk gives no notice when it has room
                 await asyncio.sleep(_DISK_SECONDS)
             while hub.crowded:  # noqa: ASYNC110 -- the commit rule gives no notice; this is rare
                 await asyncio.sleep(_CROWDED_SECONDS)
 
-    def _append(self, batches: Sequence[Batch]) -> bool:
+    async def _append(self, batches: Sequence[Batch]) -> bool:
         try:
-            self._hub.follow(batches)
+            await self._disk.appended(batches)
         except StorageError as error:
             self.problem = f"the disk does not take what comes from the upstream hub: {error}"
             self._hub.counters.refuse("upstream", "storage", "", error)
             return False
         except UsageError as error:
             raise UnexpectedError("link", "ops", str(error), "must follow the log's tail") from error
+        self._hub.followed(batches)
         self.problem = None
         self._head = max(self._head, self._hub.log.tail)
         return True

@@ -6,9 +6,9 @@ number are done by threads. An append only copies to the system's cache and is o
 loop hands it to the writer's thread and waits for it, but no longer than :data:`PATIENCE`; then the loop goes on, and
 whoever appends next waits. As long as the disk is slow, the loop does not wait at all.
 
-A hub without others has no heartbeats to send, and its latency is a third of a node's. It makes small appends on the
-event loop, if nothing else is under way that the system could let them wait for: no sync, no new tail, no other write
-(``docs/adr/0024-appends-never-hold-the-loop.md``).
+A hub without others, or a frontend, has no heartbeats to send, and its latency is a third of a node's. It makes small
+appends on the event loop, if nothing else is under way that the system could let them wait for: no sync, no new tail,
+no other write (``docs/adr/0024-appends-never-hold-the-loop.md``).
 
 Silence is counted from look to look, and no look counts for more than :data:`MOST_PER_LOOK`: a process that was
 stopped, or did not get the processor, does not blame its disk.
@@ -121,6 +121,17 @@ class LogDisk:
             self.slow, self._wary_until = True, monotonic() + WARY_SECONDS
         self._follow(future, done)
         return False
+
+    async def appended(self, batches: Sequence[Batch]) -> None:
+        """Append batches; if the disk takes long, the event loop goes on meanwhile. A failure raises."""
+        over: asyncio.Future[Future[None]] = asyncio.get_running_loop().create_future()
+
+        def ended(done: Future[None]) -> None:
+            if not over.done():
+                over.set_result(done)
+
+        if not self.append(batches, ended):
+            (await over).result()
 
     def in_order(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
         """Do work in the writer's thread, then call ``done`` on the event loop."""

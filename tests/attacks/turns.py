@@ -1,0 +1,42 @@
+"""How long the turns of a hub's event loop compute, as ``turns.c`` measures it in the hub's process."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.preloading import compiled
+
+_PAGE = struct.Struct("<qqq")
+
+
+class Turns:
+    """The turns of the process that has :attr:`environ`."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "turns"
+        path.write_bytes(bytes(mmap.PAGESIZE))
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        self.environ: Mapping[str, str] = {
+            "LD_PRELOAD": str(compiled(Path(__file__).with_name("turns.c"))),
+            "TURNS_PAGE": str(path),
+        }
+
+    @property
+    def longest(self) -> float:
+        """Seconds that the longest turn has computed since :meth:`forget`."""
+        longest, _, _ = _PAGE.unpack_from(self._page)
+        return float(longest) / 1e9
+
+    @property
+    def count(self) -> int:
+        """Turns so far."""
+        _, turns, _ = _PAGE.unpack_from(self._page)
+        return int(turns)
+
+    def forget(self) -> None:
+        """Look for the longest turn anew."""
+        struct.pack_into("<q", self._page, 0, 0)
