@@ -523,7 +523,6 @@ class TestClosing:
             lambda: log.read(1),
             lambda: list(log.scan(1)),
             lambda: log.append([batch(2)]),
-            lambda: log.tail,
             lambda: log.first,
             lambda: log.seq_at(0),
             log.first_time,

@@ -322,8 +322,14 @@ class Hub:
                 return
         except HeadraceError as error:
             self._written(submitted, numbered, now, error)
-        else:
-            self._appended_now(numbered, [submission.done for submission in submitted])
+            return
+        if self._immediate and not self._appended:
+            self._hand_out(op - 1, numbered, [submission.done for submission in submitted])
+            return
+        for batch, (_, done, _) in zip(numbered, submitted, strict=True):
+            self._appended.append(Submission(batch, done))
+            self._uncommitted += batch.size
+        self._commit(op - 1)
 
     def _append_each(self, groups: Sequence[Sequence[Submission]], now: int) -> None:
         """Append groups one by one; those that have to wait for the disk wait before all others."""

@@ -97,6 +97,10 @@ class Log:
         """The sync failure after which nothing can be promised any more, if there was one."""
         self._needs_state, _ = recovery.needs_state(recovered.segments)
         last = self._segments[-1]
+        self.tail = last.last
+        """The last sequence number appended; 0 in an empty log."""
+        self.tail_op = last.last_op
+        """The last operation appended; 0 in an empty log."""
         self.head_op = last.last_op if committed is None else min(max(committed, self._safe), last.last_op)
         """The last operation committed."""
         self.head = self.seq_of(self.head_op)
@@ -163,19 +167,9 @@ class Log:
         return self._kept[0].first
 
     @property
-    def tail(self) -> int:
-        """The last sequence number appended; 0 in an empty log."""
-        return self._kept[-1].last
-
-    @property
     def first_op(self) -> int:
         """The oldest operation from which on all are kept; messages may be from before lost entries."""
         return max(self._kept[0].first_op, self._needs_state + 1)
-
-    @property
-    def tail_op(self) -> int:
-        """The last operation appended; 0 in an empty log."""
-        return self._kept[-1].last_op
 
     @property
     def size(self) -> int:
@@ -254,6 +248,13 @@ class Log:
         for encoded in frames:
             file.appended(encoded)
         self.last_time = time
+        self._note_tail()
+
+    def _note_tail(self) -> None:
+        newest = self._segments[-1]
+        # In this order: who sees the operation sees the message.
+        self.tail = newest.last
+        self.tail_op = newest.last_op
 
     def commit(self, op: int) -> None:
         """Make everything up to an operation visible."""
@@ -303,6 +304,7 @@ class Log:
             try:
                 for remaining in cut_back(self.directory, self._segments, last):
                     self._segments = remaining
+                    self._note_tail()
                     self.last_time = self._tail_file.last_time
             except FailedSync as error:
                 self._note_failure(error)
@@ -319,7 +321,7 @@ class Log:
         with self._syncing:
             if self.failure is not None:
                 raise StorageError(self.failure)
-            upto = self.tail_op
+            upto = self._kept[-1].last_op
             try:
                 for segment in self._segments:
                     if isinstance(segment, TailFile) and segment.last_op > self._synced:

@@ -62,14 +62,9 @@ class TubeCodec(TubeConnection):
         """Whether the peer has yet to say if it supports our compression: the first message may have to be repeated."""
         return self.compression.state is Compression.ON_TRIAL
 
-    @property
-    def owes(self) -> bool:
-        """Whether answers are waiting to be written."""
-        return bool(self._outbox)
-
     def send_raw(self, parts: Parts) -> Iterator[Buffer]:
         """Queue a message as it is; return everything to be written."""
-        self._outbox.append(self._framed(pieces(self.transport, parts, self._opened("message"))))
+        self.outbox.append(self._framed(pieces(self.transport, parts, self._opened("message"))))
         return self.data_to_send()
 
     def send_deflated(self, packed: bytes, parts: Parts) -> Iterator[Buffer]:

@@ -98,7 +98,7 @@ class Outgoing:
             or self._waiting
             or self._ping_due
             or self._blocked
-            or self._codec.owes
+            or self._codec.outbox
         ):
             return False
         self._counts.messages_sent += 1
@@ -176,7 +176,7 @@ class Outgoing:
             self._pieces = self._codec.ping()
         elif self._waiting:
             return self._begin_message(self._waiting.popleft())
-        elif self._codec.owes:
+        elif self._codec.outbox:
             self._pieces = self._codec.data_to_send()
         else:
             return False

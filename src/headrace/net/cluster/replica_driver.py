@@ -47,12 +47,12 @@ from headrace.cluster.effects import (
 from headrace.cluster.replica import Replica
 from headrace.cluster.replica_state import Timing
 from headrace.errors import HeadraceError, StorageError, WireError
-from headrace.hub.sequence import Hub, WhenWritten
+from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Sequencer
 from headrace.log.replication_frames import unpack
 from headrace.message import Batch
 from headrace.net.cluster.transfers import between, numbered, served
-from headrace.net.server.machine.log_disk import LogDisk, failure_of
+from headrace.net.server.machine.log_disk import LogDisk
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class ReplicaDriver:
         self._ticked: Callable[[float], None] = lambda _: None
         hub.append_bytes = MAX_APPEND
         hub.commit_by(self._appended)
-        hub.write = self._write
+        hub.write = disk.append
+        disk.pause, disk.resume = self._pause, self._resume
 
     def start(self, ticked: Callable[[float], None]) -> None:
         """Take part; ``ticked`` is called a few times a second."""
@@ -309,12 +310,15 @@ class ReplicaDriver:
         self._stepping = self._hub.paused = True
         self._disk.in_order(work, self._ending(then))
 
-    def _append_to_log(self, batches: Sequence[Batch], ended: Callable[[Future[None]], None]) -> bool:
-        """Append batches; if the disk takes long, that is a step, which ends with ``ended``."""
-        if self._disk.append(batches, ended):
-            return True
+    def _pause(self) -> None:
+        """Begin a step: an append takes long."""
         self._stepping = self._hub.paused = True
-        return False
+
+    def _resume(self, tell: Callable[[], None]) -> None:
+        """End that step."""
+        self._stepping = False
+        tell()
+        self._work()
 
     def _ending(self, then: Callable[[T], None]) -> Callable[[Future[T]], None]:
         """Return what ends a step."""
@@ -331,16 +335,6 @@ class ReplicaDriver:
             self._work()
 
         return ended
-
-    def _write(self, batches: Sequence[Batch], told: WhenWritten) -> bool:
-        """Append what the hub has numbered."""
-
-        def ended(done: Future[None]) -> None:
-            self._stepping = False
-            told(failure_of(done))
-            self._work()
-
-        return self._append_to_log(batches, ended)
 
     def _break_off(self, error: HeadraceError) -> None:
         """Drop the replica, and begin anew: the disk did not do what the replica believes."""
@@ -427,7 +421,11 @@ class ReplicaDriver:
         whole = bool(batches) and batches[0].op == first and batches[-1].last_op == last
         appended = batches if whole else list(between(batches, first, last))
 
-        def followed(_: object = None) -> None:
+        def followed(error: HeadraceError | None = None) -> None:
+            if error is not None:
+                if self.replica is not None and not self._closed:
+                    self._break_off(error)
+                return
             self._following = True
             try:
                 self._hub.followed(appended)
@@ -445,7 +443,7 @@ class ReplicaDriver:
             if self._is_ours(uuid):
                 self._queue.appendleft((Append(first, last), batches, uuid))
                 self._step(partial(join, uuid), joined)
-        elif self._append_to_log(appended, self._ending(followed)):
+        elif self._disk.append(appended, followed):
             followed()
 
     def _cut_back(self, last: int) -> None:

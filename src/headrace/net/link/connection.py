@@ -33,7 +33,7 @@ from headrace.hub.sequencer import Published
 from headrace.message import Batch
 from headrace.net.link.streams import LinkStream
 from headrace.tube import Received, Tube
-from headrace.wire.link.message import Buffer, serialize, serialize_before
+from headrace.wire.link.message import MAX_HEAD, Buffer, encode_head, serialize_before
 from headrace.wire.link.requests import (
     CancelRequest,
     HelloRequest,
@@ -460,8 +460,10 @@ class LinkConnection:
         if self._cut_off:
             return
         if body is None:
-            data: Buffer = serialize(head)
+            data: Buffer = encode_head(head)
             size = len(data)
+            if size > MAX_HEAD:
+                raise LimitError("link", "head", size, MAX_HEAD)
         else:
             length = memoryview(body).nbytes
             data = serialize_before(head, length)

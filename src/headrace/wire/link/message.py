@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -68,9 +68,13 @@ class LinkMessage(NamedTuple):
     body: memoryview = memoryview(b"")
 
 
+encode_head: Final[Callable[[dict[str, Any]], bytes]] = cbor2.dumps
+"""Encodes a head, however long; :func:`serialize` refuses one that is too long."""
+
+
 def serialize(head: dict[str, Any]) -> bytes:
     """Serialize a head; its body, if any, follows it in the same tube message."""
-    data: bytes = cbor2.dumps(head)
+    data = encode_head(head)
     if len(data) > MAX_HEAD:
         raise LimitError("link", "head", len(data), MAX_HEAD)
     return data

@@ -158,7 +158,8 @@ class TubeConnection:
             self._pieces = websocket_pieces
         self.take_lone = self._decoder.take_lone
         """Takes what was received if it is one whole message, and nothing else is under way; see the decoder."""
-        self._outbox: list[Iterable[Buffer]] = []
+        self.outbox: list[Iterable[Buffer]] = []
+        """What waits to be written; :meth:`data_to_send` hands it out."""
         self._kept = b""
         """The message on trial, to repeat if its compression is refused."""
         self._pings = 0
@@ -227,7 +228,7 @@ class TubeConnection:
 
     def data_to_send(self) -> Iterator[Buffer]:
         """Return all there is to write, and forget it."""
-        waiting, self._outbox = self._outbox, []
+        waiting, self.outbox = self.outbox, []
         return chain.from_iterable(waiting)
 
     def _events(self, frames: Iterator[Frame]) -> Iterator[TubeEvent]:
@@ -241,10 +242,10 @@ class TubeConnection:
                         self._queue_fragment_size()
                     yield Opened(size)
                 case Discarded(compression):
-                    self._outbox.append((serialize(NotSupported(compression)),))
+                    self.outbox.append((serialize(NotSupported(compression)),))
                     yield frame
                 case Ping():
-                    self._outbox.append(_PONG)
+                    self.outbox.append(_PONG)
                     yield frame
                 case Pong():
                     yield from self._take_pong(frame)
@@ -280,14 +281,14 @@ class TubeConnection:
         return self.peer_fragment_size
 
     def _queue_fragment_size(self) -> None:
-        self._outbox.append((serialize(FragmentSize(self.limits.fragment_size)),))
+        self.outbox.append((serialize(FragmentSize(self.limits.fragment_size)),))
 
     def _queue_ping(self) -> None:
         self._pings += 1
-        self._outbox.append(_PING)
+        self.outbox.append(_PING)
 
     def _queue_message(self, message: Buffer, compression: int) -> None:
-        self._outbox.append(self._framed(self._pieces(message, self._opened("message"), compression)))
+        self.outbox.append(self._framed(self._pieces(message, self._opened("message"), compression)))
 
     def _framed(self, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
         """Join a message's header to its first fragment for a peer that does so itself."""

@@ -78,6 +78,10 @@ class LogDisk:
         self._under_way: set[int] = set()
         self._numbers = count()
         self._committed: watermark.Watermark | None = None
+        self.pause: Callable[[], None] = lambda: None
+        """Called when an append takes long: whatever comes after it has to wait."""
+        self.resume: Callable[[Callable[[], None]], None] = lambda tell: tell()
+        """Called when that append has ended, with what tells how."""
 
     def keep_note(self) -> None:
         """Prepare to :meth:`note_committed`."""
@@ -105,10 +109,10 @@ class LogDisk:
         """What is wrong with the disk, if it does not answer."""
         return None if self.silent < HUNG_SECONDS else f"the disk has not answered for {self.silent:.0f} s"
 
-    def append(self, batches: Sequence[Batch], done: Callable[[Future[None]], None]) -> bool:
-        """Append batches and return true; if the disk takes long, return false, and call ``done`` when it has ended.
+    def append(self, batches: Sequence[Batch], told: WhenWritten) -> bool:
+        """Append batches and return true. If the disk takes long, pause, return false, and resume when it has ended.
 
-        An append that fails within :data:`PATIENCE` raises.
+        An append that fails within :data:`PATIENCE` raises; how a later one ended is ``told``.
         """
         if self._alone and not (self._log.busy or self.slow) and _size(batches) < SMALL_BYTES:
             self._log.append(batches)
@@ -119,7 +123,8 @@ class LogDisk:
                 future.result()
                 return True
             self.slow, self._wary_until = True, monotonic() + WARY_SECONDS
-        self._follow(future, done)
+        self.pause()
+        self._follow(future, lambda done: self.resume(partial(_tell, told, done)))
         return False
 
     async def appended(self, batches: Sequence[Batch]) -> None:
@@ -181,25 +186,23 @@ class LogDisk:
 def let_append(hub: Hub, disk: LogDisk) -> None:
     """Have a hub without others append by way of its disk: it numbers nothing while an append is under way."""
 
-    def write(batches: Sequence[Batch], told: WhenWritten) -> bool:
-        def ended(done: Future[None]) -> None:
-            told(failure_of(done))
-            hub.resume()
-
-        if disk.append(batches, ended):
-            return True
+    def pause() -> None:
         hub.paused = True
-        return False
 
-    hub.write = write
+    def resume(tell: Callable[[], None]) -> None:
+        tell()
+        hub.resume()
+
+    disk.pause, disk.resume = pause, resume
+    hub.write = disk.append
 
 
-def failure_of(done: Future[None]) -> HeadraceError | None:
-    """Return why an append has failed, if it has."""
+def _tell(told: WhenWritten, done: Future[None]) -> None:
+    """Tell why an append has failed, if it has."""
     error = done.exception()
-    if error is None or isinstance(error, HeadraceError):
-        return error
-    raise error
+    if error is not None and not isinstance(error, HeadraceError):
+        raise error
+    told(error)
 
 
 def _size(batches: Sequence[Batch]) -> int:
