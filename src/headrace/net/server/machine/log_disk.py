@@ -129,14 +129,14 @@ class LogDisk:
 
     async def appended(self, batches: Sequence[Batch]) -> None:
         """Append batches; if the disk takes long, the event loop goes on meanwhile. A failure raises."""
-        over: asyncio.Future[Future[None]] = asyncio.get_running_loop().create_future()
+        over: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
 
-        def ended(done: Future[None]) -> None:
+        def told(error: HeadraceError | None) -> None:
             if not over.done():
-                over.set_result(done)
+                over.set_result(error)
 
-        if not self.append(batches, ended):
-            (await over).result()
+        if not self.append(batches, told) and (error := await over) is not None:
+            raise error
 
     def in_order(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
         """Do work in the writer's thread, then call ``done`` on the event loop."""
