@@ -215,7 +215,9 @@ class Server:
         self.ready = True
 
     async def drain(self) -> None:
-        """Stop accepting, finish what was begun, and close."""
+        """Stop accepting, finish what was begun, and close; a second time does nothing."""
+        if not self.hub.log.segments:
+            return
         self.ready = False
         logger.info("stopping")
         loop = asyncio.get_running_loop()
