@@ -149,9 +149,10 @@ def unharmed(
         yield good
         good.waits(count)
         during, grown = Waits.of(good.times[begun:]), memory(hub) - before
-        longest = hub.turns.longest
+        longest, of_all = hub.turns.longest, hub.turns.longest_of_all
     figure = (
-        f"{what}: alone {alone}; attacked {during}; the longest turn computed {longest * 1e3:.0f} ms;"
+        f"{what}: alone {alone}; attacked {during}; the longest turn computed {longest * 1e3:.0f} ms, all"
+        f" threads together {of_all * 1e3:.0f} ms;"
         f" the hub grew by {grown / 1e6:.0f} MB"
     )
     print(figure)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.tube.unfinished import SILENCE, STRETCH, UnfinishedBytes
+from collections.abc import Callable
+
+from headrace.tube.unfinished import AT_A_TIME, SILENCE, STRETCH, TURN_BYTES, UnfinishedBytes
 
 
 class Peer:
@@ -98,3 +100,38 @@ def test_the_stretch_is_never_exceeded() -> None:
         scene.bytes.hold(peer, 10)
         assert scene.bytes.total <= STRETCH * 100
     assert any(peer.cut_off for peer in peers)
+
+
+def test_a_turn_takes_so_much_and_the_rest_comes_in_later_ones() -> None:
+    room, due = UnfinishedBytes(1 << 40), list[Callable[[], None]]()
+    room.call_soon = due.append
+    peers = [Peer(f"{number}") for number in range(2 * AT_A_TIME + 1)]
+    room.hold(peers[0], TURN_BYTES - 1)
+    assert not peers[0].waits
+    for peer in peers:
+        room.hold(peer, TURN_BYTES)
+    assert all(peer.waits for peer in peers)
+    for left in (AT_A_TIME + 1, 1, 0):
+        assert len(due) == 1
+        due.pop()()
+        assert sum(peer.waits for peer in peers) == left
+    assert not due
+    # Small ones together fill a turn, too.
+    for size in range(1, 4):
+        room.hold(peers[5], TURN_BYTES + size * TURN_BYTES // 3)
+    assert peers[5].waits
+    due.pop()()
+    assert not peers[5].waits
+
+
+def test_who_is_cut_off_is_not_read_from_again() -> None:
+    scene, due = Scene(), list[Callable[[], None]]()
+    scene.bytes.bound = 2 * TURN_BYTES
+    scene.bytes.call_soon = due.append
+    peer = Peer("a")
+    scene.bytes.hold(peer, TURN_BYTES)
+    assert peer.waits
+    scene.bytes.hold(peer, int(2 * STRETCH * TURN_BYTES) + 1)
+    assert peer.cut_off
+    due.pop()()
+    assert peer.waits

@@ -8,6 +8,9 @@ there is always one that gets done.
 Past that, peers that were silent for :data:`SILENCE` seconds in the middle of a message, though they were read from,
 are cut off, those first that hold the most of all from one address. :data:`STRETCH` times the bound is never exceeded:
 then somebody has to go in any case.
+
+All of that could come within one turn of the event loop, and nobody else would be served meanwhile. So once
+:data:`TURN_BYTES` have come in a turn, whoever sends more is read from in a later one, a few connections in each.
 """
 
 from __future__ import annotations
@@ -22,6 +25,12 @@ SILENCE: Final = 2.0
 
 WAITING: Final = 0.75
 """The share of the bound from which connections wait."""
+
+TURN_BYTES: Final = 4 << 20
+"""Bytes of unfinished messages that are taken in one turn of the event loop: a millisecond or two."""
+
+AT_A_TIME: Final = 16
+"""Connections that are read from again in one turn; each brings a quarter of a megabyte at a time."""
 
 STRETCH: Final = 1.4
 """Times the bound at which somebody is cut off in any case."""
@@ -56,6 +65,12 @@ class UnfinishedBytes:
         self._lines: dict[str, dict[Holder, None]] = {}
         """Those of each address, in the order in which their messages began."""
         self._waiting: dict[Holder, None] = {}
+        self.call_soon: Callable[[Callable[[], None]], object] | None = None
+        """Calls something in the next turn of the event loop; set by its owner. Without it, turns are not bounded."""
+        self._in_turn = 0
+        """Bytes that have come in this turn, as far as that is known: only full turns are told apart."""
+        self._paced: dict[Holder, None] = {}
+        """Connections that are read from in a later turn."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -82,13 +97,35 @@ class UnfinishedBytes:
             self._make_room()
             if holder in self._held and self._crowded and next(iter(line)) is not holder:
                 self._waiting[holder] = None
+                self._paced.pop(holder, None)
                 holder.wait_for_room()
+                return
+        if size > before and holder in self._held:
+            self._pace(holder, size - before)
 
     def tick(self) -> None:
         """Cut off the silent, whom others may wait for; called a few times a second."""
         if self._waiting:
             self._make_room()
             self._let_go()
+
+    def _pace(self, holder: Holder, came: int) -> None:
+        """Let a connection wait for a later turn if this one has brought enough."""
+        self._in_turn += came
+        if self.call_soon is None or self._in_turn < TURN_BYTES or holder in self._waiting:
+            return
+        if not self._paced:
+            self.call_soon(self._next_turn)
+        self._paced[holder] = None
+        holder.wait_for_room()
+
+    def _next_turn(self) -> None:
+        self._in_turn = 0
+        for holder in list(self._paced)[:AT_A_TIME]:
+            del self._paced[holder]
+            holder.go_on()
+        if self._paced and self.call_soon is not None:
+            self.call_soon(self._next_turn)
 
     @property
     def _crowded(self) -> bool:
@@ -131,4 +168,5 @@ class UnfinishedBytes:
             by_address[chosen.origin] -= size
             self.total -= size
             self._leave(chosen)
+            self._paced.pop(chosen, None)
             chosen.give_up(total, self.bound)

@@ -163,6 +163,7 @@ class Server:
         _check_roles(settings)
         self._principals = Principals(settings, keys_of(settings))
         never_wait()
+        self.unfinished.call_soon = asyncio.get_running_loop().call_soon
         directory = settings.node.data / "log"
         self._upstream = upstream_of(settings)
         if settings.cluster.peers:
