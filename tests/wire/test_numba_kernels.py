@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -131,3 +132,14 @@ def test_a_program_may_end_while_numba_is_loaded() -> None:
         """
     ended = subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True)
     assert ended.stderr == b""
+
+
+def test_what_a_hub_has_loaded_is_not_visited_by_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_kernels, "_patient", False)
+    before = gc.get_freeze_count()
+    made: list[list[object]] = [[] for _ in range(1000)]  # what loading leaves behind
+    try:
+        numba_kernels._load_meanwhile(NAME)
+        assert gc.get_freeze_count() >= before + len(made)
+    finally:
+        gc.unfreeze()
