@@ -1,4 +1,5 @@
-"""How cost grows: delivered messages by subscribers, publishers and size, beside NATS and this machine's own limit.
+"""How cost grows: delivered messages by subscribers, publishers and size, and latency by subscribers, beside NATS and
+this machine's own limit.
 
 A crowd of raw sockets in one process subscribes, another publishes, each through one selector; everything is encoded
 beforehand. A system that grows well keeps its bytes per second, whatever they are made of: the last column compares
@@ -11,6 +12,7 @@ import multiprocessing
 import selectors
 import socket
 import statistics
+import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,10 +24,13 @@ from bench._peers import Headrace, Nats, Peer, available, receive_until, running
 from bench.backbone import CHUNK, MAX_DATA, at, ceilings
 
 SIZE = 128
+PACE = 1_000
+"""Messages a second where latency is measured: far less than anybody's limit."""
 BYTES = 256 << 20
 """About what all sockets of a round get together."""
 
 _spawn = multiprocessing.get_context("spawn")
+_TIME = struct.Struct("<d")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,6 +69,80 @@ def measure(quick: bool) -> Iterator[bench.Table]:
                     key=base is not None,
                 )
         yield table
+    yield _latencies(peers, many, quick)
+
+
+def _latencies(peers: Sequence[type[Peer]], many: Sequence[int], quick: bool) -> bench.Table:
+    table = bench.Table(
+        f"latency at {PACE:,} messages/s by subscribers, µs",
+        ("p99", "p50"),
+        note=f"{SIZE} bytes, from the publisher's send to each subscriber's read; {versions(peers)}",
+        less_is_better=True,
+    )
+    for count in (each for each in many if each <= 100):
+
+        def once(peer: type[Peer], count: int = count) -> tuple[float, float]:
+            with running(peer) as server:
+                return paced(server, count, 0.1 if quick else 3.0)
+
+        for peer, found in bench.in_turns(peers, once, 1 if quick else 3).items():
+            p99, p50 = (statistics.median(each) for each in zip(*found, strict=True))
+            base = f"{Nats.name} {count}" if Nats in peers and peer is not Nats else None
+            table.add(f"{peer.name} {count}", p99, p50, base=base, key=base is not None and count == 100)
+    return table
+
+
+def paced(server: Peer, subscribers: int, seconds: float) -> tuple[float, float]:
+    """Publish one message at a time at a steady pace; p99 and p50 of all deliveries, in µs."""
+    told: Queue[object] = _spawn.Queue()
+    wanted = int(PACE * seconds)
+    reader = _spawn.Process(target=_clock, args=(type(server), server.port, subscribers, wanted, told))
+    reader.start()
+    told.get(timeout=120)
+    with server.connect() as sock:
+        due = time.perf_counter()
+        for _ in range(wanted):
+            due += 1 / PACE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            # The clock is the system's: the subscribers' process reads the same.
+            sock.sendall(server.publication(_TIME.pack(time.perf_counter()).ljust(SIZE, b"\0")))
+        p99, p50 = told.get(timeout=120), told.get(timeout=10)
+    reader.join()
+    assert isinstance(p99, float)
+    assert isinstance(p50, float)
+    return p99, p50
+
+
+def _clock(peer: type[Peer], port: int, count: int, wanted: int, told: Queue[object]) -> None:
+    server = at(peer, port)
+    how = server.subscribing(SIZE)
+    # A message's frame ends with its payload, and a line end where the protocol has one.
+    place = how.message_bytes - SIZE - (2 if peer is Nats else 0)
+    times: list[float] = []
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        rest: dict[socket.socket, bytes] = {}
+        for _ in range(count):
+            sock = stack.enter_context(server.connect())
+            sock.sendall(how.hello)
+            receive_until(sock, how.greeting)
+            selector.register(sock, selectors.EVENT_READ)
+            rest[sock] = b""
+        told.put(None)
+        while len(times) < wanted * count:
+            for key, _ in selector.select():
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                data = rest[sock] + sock.recv(1 << 16)
+                now = time.perf_counter()
+                whole = len(data) - len(data) % how.message_bytes
+                times += (
+                    now - _TIME.unpack_from(data, begin + place)[0]
+                    for begin in range(0, whole, how.message_bytes)
+                )
+                rest[sock] = data[whole:]
+    times.sort()
+    told.put(times[int(len(times) * 0.99)] * 1e6)
+    told.put(times[len(times) // 2] * 1e6)
 
 
 def _rates(

@@ -7,12 +7,15 @@ run there, too; a hub's log needs a POSIX system.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import asyncio
 
 _CHUNK: Final = 1 << 20
+_KEEP_SIZE: Final = 1
+"""``FALLOC_FL_KEEP_SIZE``."""
 _EVERYTHING: Final = 1 << 20
 """Open files, where the system has no limit that can be asked for."""
 
@@ -57,6 +60,19 @@ def reserve_bytes(descriptor: int, size: int) -> None:
         return
     for at in range(os.fstat(descriptor).st_size, size, _CHUNK):
         os.pwrite(descriptor, bytes(min(_CHUNK, size - at)), at)
+
+
+def reserve_ahead(descriptor: int, offset: int, size: int) -> bool:
+    """Have the disk keep room for bytes of a file from ``offset`` on, which may be after its end; its size stays.
+
+    Return ``False`` where the system or the disk cannot.
+    """
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None) or ctypes.CDLL(None).fallocate
+    return not fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(size))
 
 
 def allow_open_files(wanted: int) -> int:

@@ -149,6 +149,21 @@ class TestCursor:
         assert cursor.next == 4
         assert cursor.step(3) == WAIT
 
+    def test_it_expects_the_next_message_only_if_nothing_comes_before_it(self) -> None:
+        cursor = Cursor(5, cache(1000).find)
+        assert cursor.expects(5)
+        assert not cursor.expects(4)
+        assert not cursor.expects(6)
+        cursor.ranges.append(RequestedRange(1, 2))
+        assert not cursor.expects(5)
+        cursor.step(4)
+        cursor.ranges.clear()
+        assert not cursor.expects(5)  # A read is under way,
+        cursor.was_read(chunk(1, 2))
+        assert not cursor.expects(5)  # and what it brought is to be taken first.
+        cursor.close()
+        assert not cursor.expects(5)
+
     def test_one_read_at_a_time(self) -> None:
         cursor = Cursor(1, cache(1000).find)
         assert cursor.step(9) == Step(None, (1, 9))

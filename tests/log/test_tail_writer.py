@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import closing
 from pathlib import Path
 from uuid import UUID
 
@@ -10,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log import tail_writer
+from headrace.log import Log, tail_writer
 from headrace.log.tail import HEADER_BYTES, TailFile
 from headrace.log.tail_writer import TailWriter
+from headrace.message import Batch, Run
+from headrace.platforms import reserve_ahead
 
 PIECES = st.lists(st.binary(max_size=40).flatmap(lambda data: st.sampled_from([data, memoryview(data)])))
 
@@ -52,3 +56,43 @@ def test_a_long_write_is_made_of_short_ones(
     assert (tmp_path / "1.tail").read_bytes()[HEADER_BYTES:] == b"".join(pieces)
     assert max(written) <= 1 << 19
     assert len(written) >= sum(map(len, pieces)) >> 19
+
+
+def test_a_growing_tail_has_room_reserved_and_gives_it_back(tmp_path: Path) -> None:
+    """Nothing of that shows in the file's size, or in what a reader of the file gets."""
+    with (tmp_path / "probe").open("wb") as probe:
+        can = reserve_ahead(probe.fileno(), 0, 1 << 20)
+    assert can == (sys.platform == "linux")
+    path = tmp_path / "log"
+    block = bytes(range(256)) * 1024
+    with closing(Log.open(path)) as log:
+        for number in range(1, 13):
+            log.append([Batch(Run.one(block), first=number, origin="test")])
+            [tail] = path.glob("*.open")
+            assert log.size == tail.stat().st_size
+        grown = tail.stat()
+        assert (grown.st_blocks * 512 > grown.st_size + (1 << 20)) == can
+        log.commit(log.tail_op)
+        log.rotate()
+        assert tail.stat().st_blocks * 512 < grown.st_size + (1 << 16)
+        for number in range(13, 25):
+            log.append([Batch(Run.one(block), first=number, origin="test")])
+        log.commit(log.tail_op)
+    for tail in path.glob("*.open"):
+        assert tail.stat().st_blocks * 512 < tail.stat().st_size + (1 << 16)
+    with closing(Log.open(path)) as log:
+        assert log.torn is None
+        assert [message.payload for batch in log.scan(1) for message in batch] == [block] * 24
+
+
+def test_a_disk_that_reserves_nothing_still_takes_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(tail_writer, "reserve_ahead", lambda _fd, offset, _size: asked.append(offset))
+    with closing(Log.open(tmp_path / "log")) as log:
+        for number in range(1, 9):
+            log.append([Batch(Run.one(bytes(1 << 20)), first=number, origin="test")])
+        assert log.tail == 8
+    # As much again each time, so rarely.
+    assert len(asked) == 3

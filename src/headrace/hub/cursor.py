@@ -101,8 +101,9 @@ class EncodedCache(Generic[K]):
         self._chunks: list[K] = []
         self._bytes = 0
 
-    def encode(self, batches: Sequence[Batch]) -> None:
-        """Encode newly committed batches, about :data:`CHUNK_BYTES` at a time."""
+    def encode(self, batches: Sequence[Batch]) -> list[K]:
+        """Encode newly committed batches, about :data:`CHUNK_BYTES` at a time; return the chunks."""
+        made: list[K] = []
         begin = size = 0
         for end, batch in enumerate(batches, 1):
             size += batch.run.size
@@ -112,7 +113,9 @@ class EncodedCache(Generic[K]):
                     self.clear()
                 else:
                     self.add(chunk)
+                    made.append(chunk)
                 begin, size = end, 0
+        return made
 
     def add(self, chunk: K) -> None:
         """Add the chunk that follows the newest, and drop the oldest beyond the bounds."""
@@ -273,6 +276,13 @@ class Cursor(Generic[C]):
             return Step(None, self._read(following, chunk.last))
         self._ready, self._ready_for = chunk, None
         return Step(chunk, None)
+
+    def expects(self, first: int) -> bool:
+        """Return whether the reader waits at the head for message ``first``, and for nothing before it.
+
+        Then it can take the chunk that begins there as soon as it is encoded, and continue after it.
+        """
+        return self.next == first and self._ready is None and self._reading is None and not self.ranges
 
     def advance(self) -> None:
         """Move past the chunk that is ready: the reader has taken it."""

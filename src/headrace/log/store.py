@@ -525,6 +525,7 @@ class Log:
             self._writer.tidy(old)
             sync = self.fsync == "always"
             fresh = TailFile.create(path, self.uuid, old.next_op, old.next, self.last_time, sync=sync)
+            self._writer.release(old)
         self._dirty_directory = True
         with self._changing:
             self._segments = (*self._segments, fresh)
@@ -658,8 +659,10 @@ class Log:
             if not self._segments:
                 return
             try:
-                if self.lock is not None and self.fsync != "never":
-                    self.sync()
+                if self.lock is not None:
+                    self._writer.release(self._tail_file)
+                    if self.fsync != "never":
+                        self.sync()
             finally:
                 self._segments = ()
                 if self.lock is not None:

@@ -150,7 +150,7 @@ class TailFile:
         self._salt = header.salt
         self._columns = FrameColumns.none()
         self._topics = TailTopics()
-        self._written: dict[frame.Label, int] = {}
+        self._written: dict[tuple[str, int, str, str], int] = {}
         """Labels that frames may refer to, and where they are."""
         self._labels: dict[int, frame.Label] = {}
         """Labels that were read lately, by their place."""
@@ -224,8 +224,9 @@ class TailFile:
 
     def encode(self, batch: Batch, times: tuple[int, int], offset: int, *, continued: bool) -> EncodedFrame:
         """Encode a batch for this file, at ``offset``; ``times`` are those of its first and last row."""
-        label = frame.label_of(batch)
-        back = offset - self._written.get(label, -frame.REACH - 1)
+        # A plain tuple finds a label just as well, and this runs once per batch.
+        key = batch.origin, batch.node, batch.publisher, batch.topic
+        back = offset - self._written.get(key, -frame.REACH - 1)
         if back > frame.REACH:
             back = 0
         pieces, length = frame.encode(batch, self._salt, time=times[0], continued=continued, back=back)
@@ -233,7 +234,8 @@ class TailFile:
         # As shared_topic() has it: this runs once per batch.
         shared = batch.columns is None or "topic" not in batch.columns.schema.names
         topic = batch.topic if shared else None
-        return EncodedFrame(pieces, length, rows, times[0], times[1], None if back else label, topic)
+        label = None if back else frame.label_of(batch)
+        return EncodedFrame(pieces, length, rows, times[0], times[1], label, topic)
 
     def appended(self, written: EncodedFrame) -> None:
         """Record a frame that is now in the file."""

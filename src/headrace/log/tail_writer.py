@@ -1,5 +1,9 @@
 """Changes at the end of the log: writing to the open tail, all or nothing, and cutting back.
 
+A tail that grows has room on the disk reserved ahead of it, as much again as it has: to find a place for each page when
+it is written takes a third of the time of an append. The file's size says nothing of that, and a tail that nobody
+appends to any more gives it back.
+
 A failed write may leave bytes after the last whole frame. They are cut off at once or, if the disk refuses even that,
 before anything else is written or a new tail begun: no frame may follow garbage.
 
@@ -21,6 +25,7 @@ from headrace.log.files import sync_directory, translated
 from headrace.log.frame import Piece
 from headrace.log.recovery import Segment
 from headrace.log.tail import TailFile
+from headrace.platforms import reserve_ahead
 
 _MAX_PIECES: Final = 1000
 """Buffers per system call (IOV_MAX is 1024 on Linux)."""
@@ -30,20 +35,37 @@ _MAX_BYTES: Final = 1 << 19
 back to its host, and writing to them takes ten times as long as to memory in use."""
 
 
+_RESERVED_FROM: Final = 1 << 20
+"""Bytes of a tail from which on room is reserved for more."""
+_MOST_RESERVED: Final = 16 << 20
+
+
 class TailWriter:
     """Writes to a log's open tail."""
 
     def __init__(self) -> None:
         self._leftover = False
         """Whether a failed write left bytes that could not be cut off yet."""
+        self._file: TailFile | None = None
+        """The tail that was written to last, and the size from which on it needs more room reserved."""
+        self._reserve_at = _RESERVED_FROM
 
     def write(self, file: TailFile, pieces: list[Piece]) -> None:
         """Write pieces side by side after the file's whole frames."""
         offset = file.size
+        if file is not self._file:
+            self._file, self._reserve_at = file, _RESERVED_FROM
+        if offset >= self._reserve_at:
+            self._reserve(file)
         try:
             self.tidy(file)
-            lone = len(pieces) == 1 and len(pieces[0]) <= _MAX_BYTES
-            for portion in (pieces,) if lone else _portions(pieces):
+            if len(pieces) == 1 and len(pieces[0]) <= _MAX_BYTES:
+                written = os.pwritev(file.fd, pieces, offset)
+                if written == len(pieces[0]):
+                    return
+                offset += written
+                pieces = _unwritten(pieces, written)
+            for portion in _portions(pieces):
                 while portion:
                     written = os.pwritev(file.fd, portion, offset)
                     offset += written
@@ -61,6 +83,20 @@ class TailWriter:
         if self._leftover:
             os.ftruncate(file.fd, file.size)
             self._leftover = False
+
+    def release(self, file: TailFile) -> None:
+        """Give back the room that was reserved for a tail."""
+        if file is self._file and self._reserve_at > _RESERVED_FROM:
+            self._file = None
+            # What cannot be given back goes with the file.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fd, file.size)
+
+    def _reserve(self, file: TailFile) -> None:
+        size = min(file.size, _MOST_RESERVED)
+        # If the disk has no room for it, the write finds out whether there is any for the messages.
+        reserve_ahead(file.fd, file.size, size)
+        self._reserve_at = file.size + size
 
     def note_cut_back(self) -> None:
         """Note that the tail was cut back, with anything that a failed write left."""

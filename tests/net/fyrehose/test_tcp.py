@@ -173,6 +173,27 @@ class TestSlow:
             await until(partial(committed, server, seqs[-1]))
         publisher.close()
 
+    async def test_what_everybody_has_is_not_kept(self, start: Start, dial: Dial) -> None:
+        server = await start("limits.queue_bytes=64KiB")
+        narrow(server)
+        slow, quick = await dial(server, receive_buffer=16 << 10), await dial(server)
+        await quick.subscribe()
+        await quick.send(push(b"first"))
+        assert await quick.deliver() == (1, b"first")
+        assert door(server).cache.find(1) is None
+        await slow.subscribe()
+        reading = asyncio.ensure_future(quick.delivers(2, self.MESSAGES))
+        await self.publish(server, dial, 2, self.MESSAGES)
+        await reading
+        assert door(server).cache.find(self.MESSAGES) is not None
+        for seq in range(2, self.MESSAGES + 1):
+            assert await slow.deliver() == (seq, self.payload(seq))
+        # Once it has caught up, the next message is the last that anybody needs.
+        await slow.send(push(b"live"))
+        assert await slow.deliver() == (self.MESSAGES + 1, b"live")
+        assert await quick.deliver() == (self.MESSAGES + 1, b"live")
+        assert door(server).cache.find(self.MESSAGES + 1) is None
+
     @pytest.mark.parametrize("sealed", [False, True])
     async def test_it_is_fed_from_the_log_and_rejoins(
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch, *, sealed: bool

@@ -94,9 +94,13 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
         if not self.subscribers:
             self.cache.clear()
             return
-        self.cache.encode(batches)
+        chunks = self.cache.encode(batches)
+        lagging = False
         for connection in tuple(self.subscribers):
-            connection.feed.pump()
+            lagging |= not connection.deliver(chunks)
+        if not lagging:
+            # Nobody needs it again, and the next turn writes to memory that is still in the processor's cache.
+            self.cache.clear()
 
     def read_chunk(self, first: int, last: int, reader: Principal = OWN) -> EncodedChunk:
         """Read some messages from the log as DELIVER packets; runs in a reader thread."""
@@ -158,6 +162,8 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         self._unread_acks = 0
         """Bytes of ACKs written since the peer stopped taking what it is sent."""
         self._subscribed_until = 0.0
+        self._shares_cache = True
+        """Whether it may read everything, so that what is encoded for all is for it too."""
         self.cursor = Cursor(find=door.cache.find, read_ahead=True)
         self.feed = LogFeed(self._hub.log, self.cursor, door.read_chunk, door.context.readers, self)
 
@@ -166,6 +172,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         load_in_thread(kernels.__name__)
         if not self.principal.reads_everything:
             read = partial(self.door.read_chunk, reader=self.principal)
+            self._shares_cache = False
             self.cursor = Cursor(read_ahead=True)
             self.feed = LogFeed(self._hub.log, self.cursor, read, self.door.context.readers, self)
 
@@ -228,6 +235,20 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
     def ready(self) -> bool:
         """Whether there is room for another chunk."""
         return not self._full
+
+    def deliver(self, chunks: Sequence[EncodedChunk]) -> bool:
+        """Send what was just encoded; return whether the peer has it all, so that it need not be kept."""
+        cursor = self.cursor
+        if not self._shares_cache:
+            self.feed.pump()
+            return True
+        for chunk in chunks:
+            if self._full or not cursor.expects(chunk.first):
+                self.feed.pump()
+                return cursor.next > chunks[-1].last
+            self.take_chunk(chunk)
+            cursor.next = chunk.last + 1
+        return True
 
     def take_chunk(self, chunk: EncodedChunk) -> bool:
         """Send DELIVER packets."""

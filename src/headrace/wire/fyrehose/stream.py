@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeVar, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -104,8 +105,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class PushRun:
+class PushRun(msgspec.Struct, frozen=True):
     """Consecutive PUSHes."""
 
     run: Run

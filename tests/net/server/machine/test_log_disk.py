@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from tests.net.raw import until
 
-from headrace.errors import StorageError
+from headrace.errors import HeadraceError, StorageError
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.message import Batch, Run
 from headrace.net.server.log.maintenance import GroupCommit
+from headrace.net.server.machine import log_disk
 from headrace.net.server.machine.log_disk import LogDisk, let_append
 
 
@@ -136,3 +137,32 @@ async def test_an_append_without_memory_is_refused_and_the_next_is_taken(
         assert log.head == 1
         [kept] = log.read(1, 1)
         assert list(kept.run) == [b"y"]
+
+
+async def test_after_an_append_on_the_loop_that_took_long_the_next_is_handed_over(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may make writers wait, as it does when too much is unwritten: the loop bears that once."""
+    disk_clock = [0.0]
+    monkeypatch.setattr(log_disk, "monotonic", lambda: disk_clock[0])
+    appended = os.pwritev
+
+    def slowly(*arguments: Any) -> int:
+        disk_clock[0] += 2 * log_disk.PATIENCE
+        return appended(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", slowly)
+    with ThreadPoolExecutor(1) as threads:
+        disk = LogDisk(log, threads, LateWriter(), alone=True)
+        ended: list[HeadraceError | None] = []
+        assert disk.append([Batch(Run.one(b"one"), first=1, origin="test")], ended.append)
+        assert disk.slow
+        assert not disk.append([Batch(Run.one(b"two"), first=2, origin="test")], ended.append)
+        await until(lambda: bool(ended))
+        # A second later it is trusted again.
+        disk_clock[0] += log_disk.WARY_SECONDS
+        disk.look(disk_clock[0])
+        monkeypatch.setattr(os, "pwritev", appended)
+        assert disk.append([Batch(Run.one(b"three"), first=3, origin="test")], ended.append)
+        assert not disk.slow
+    assert log.tail == 3

@@ -49,8 +49,9 @@ HUNG_SECONDS: Final = 2.0
 WARY_SECONDS: Final = 1.0
 """Seconds that a disk counts as slow after the loop has waited in vain."""
 
-SMALL_BYTES: Final = 32 << 10
-"""An append of so many bytes or more is worth handing over, whatever else is under way."""
+SMALL_BYTES: Final = 384 << 10
+"""An append of so many bytes or more is handed over, whatever else is under way. A turn of the backbone is smaller: to
+hand it over and wait takes a tenth of the turn."""
 
 MOST_PER_LOOK: Final = 0.5
 """Seconds of silence that one look counts at most; there are four in a second."""
@@ -115,14 +116,18 @@ class LogDisk:
         An append that fails within :data:`PATIENCE` raises; how a later one ended is ``told``.
         """
         if self._alone and not (self._log.busy or self.slow) and _size(batches) < SMALL_BYTES:
+            begun = monotonic()
             self._log.append(batches)
+            if monotonic() - begun > PATIENCE:
+                # The system lets writers wait: not again on the event loop.
+                self._be_wary()
             return True
         future = self._writer.submit(partial(self._log.append, batches))
         if not self.slow:
             if self._writer.wait(future, PATIENCE):
                 future.result()
                 return True
-            self.slow, self._wary_until = True, monotonic() + WARY_SECONDS
+            self._be_wary()
         self.pause()
         self._follow(future, lambda done: self.resume(partial(_tell, told, done)))
         return False
@@ -159,6 +164,9 @@ class LogDisk:
 
         with contextlib.suppress(RuntimeError):  # the hub has stopped
             self.beside(write, lambda _: done())
+
+    def _be_wary(self) -> None:
+        self.slow, self._wary_until = True, monotonic() + WARY_SECONDS
 
     def _ended(self, future: Future[T], done: Callable[[Future[T]], None]) -> None:
         if future.done():
