@@ -22,8 +22,8 @@ from headrace.config.value_types import size as size_kind
 from headrace.errors import ConfigError, UsageError
 
 SECTIONS = (
-    "the sections are listen, log, services, fyrehose, auth, access, matching, dispatcher, pipeline, node, cluster,"
-    " tls, limits"
+    "the sections are listen, log, services, fyrehose, auth, access, matching, dispatcher, pipeline, node,"
+    " upstream, cluster, tls, limits"
 )
 DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
 CLIENT = "0123456789abcdef01234567"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headrace.client.fyrehose.journal import JournalBounds
     from headrace.client.link.client import Extent, LinkClient
     from headrace.client.link.consumer import Consumer
-    from headrace.client.link.publisher import Acknowledged, LinkPublisher
+    from headrace.client.link.publisher import Acknowledged, Kept, LinkPublisher
     from headrace.client.link.streams import BatchStream, EntryStream, MessageStream
     from headrace.client.publisher.client import PublisherClient
     from headrace.client.sdk.client import SdkClient
@@ -100,7 +100,7 @@ _HOMES = {
     "headrace.client.fyrehose.journal": "JournalBounds",
     "headrace.client.link.client": "Extent LinkClient",
     "headrace.client.link.consumer": "Consumer",
-    "headrace.client.link.publisher": "Acknowledged LinkPublisher",
+    "headrace.client.link.publisher": "Acknowledged Kept LinkPublisher",
     "headrace.client.link.streams": "BatchStream EntryStream MessageStream",
     "headrace.client.publisher.client": "PublisherClient",
     "headrace.client.sql.query": "sql",
@@ -142,6 +142,7 @@ __all__ = [
     "FyrehoseStats",
     "HeadraceError",
     "JournalBounds",
+    "Kept",
     "LimitError",
     "LinkClient",
     "LinkPublisher",

@@ -409,6 +409,29 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """What a frontend keeps while its upstream hub is away."""
+
+    # Off: an acknowledgement then always means that the message has its number.
+    store: bool = setting(
+        flag(),
+        False,
+        "Whether a frontend that has lost its upstream hub for `node.upstream_seconds` keeps messages on its disk,"
+        " acknowledges them as kept, and sends them up, in order and once, when it is back; if not, it refuses them.",
+    )
+    store_bytes: int = setting(
+        size(1 << 20),
+        1 << 30,
+        "The most bytes that are kept so, with those that the upstream hub refused; past it messages are refused.",
+    )
+    store_seconds: float | None = setting(
+        or_off(seconds(1)),
+        None,
+        "Messages are refused once the oldest that is kept has waited for so long.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Hubs that keep one sequence together."""
 

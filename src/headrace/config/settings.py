@@ -26,6 +26,7 @@ from headrace.config.sections import (
     Pipeline,
     Services,
     Tls,
+    Upstream,
 )
 from headrace.config.value_types import MemberError, Secret, ValueType, plain, principal_name
 from headrace.errors import ConfigError
@@ -67,6 +68,7 @@ class Settings:
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     pipeline: Pipeline = field(default_factory=Pipeline)
     node: Node = field(default_factory=Node)
+    upstream: Upstream = field(default_factory=Upstream)
     cluster: Cluster = field(default_factory=Cluster)
     tls: Tls = field(default_factory=Tls)
     limits: Limits = field(default_factory=Limits)

@@ -25,7 +25,8 @@ from headrace.message import Batch
 Done: TypeAlias = Callable[[Batch | StorageError], None]
 """Called with the numbered batch once it is committed, or with the reason why it was not taken.
 
-If another hub numbers messages, ``first`` is the number that it gave, and ``time`` is unknown.
+If another hub numbers messages, ``first`` is the number that it gave, and ``time`` is unknown. A batch without a number
+was kept here until that hub can be reached (:func:`is_kept`).
 """
 
 
@@ -58,6 +59,16 @@ class Published(NamedTuple):
     last: int | None
     repeated: int = 0
     op: int | None = None
+    kept: bool = False
+    """Whether it has no number yet: a frontend that has lost its upstream hub keeps it, and sends it up later."""
+
+
+KEPT: Final = Published(None, None, kept=True)
+
+
+def is_kept(done: Batch) -> bool:
+    """Whether a submitted batch was not numbered, but kept by a frontend that has lost its upstream hub."""
+    return not done.first and not done.is_entries
 
 
 class Claim(NamedTuple):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 import msgspec
 from aiohttp import web
 
+from headrace.hub.sequencer import is_kept
+from headrace.message import Batch
 from headrace.web.refusals import refusal
+
+if TYPE_CHECKING:
+    from headrace.net.server.process import Server
+
+COMMIT_SECONDS: Final = 10.0
+"""Seconds that a request waits for its commit."""
 
 
 def as_json(content: object, status: int = 200) -> web.Response:
@@ -26,3 +36,16 @@ def number_in(request: web.Request, name: str, default: int, low: int, high: int
     if not (given.isascii() and given.isdigit() and len(given) < 20 and low <= int(given) <= high):
         raise refusal(web.HTTPBadRequest, f"{name}={given}: expected a number from {low} to {high}")
     return int(given)
+
+
+def commit_seconds(server: Server) -> float:
+    """Return how long a request waits for its commit; a frontend that stores keeps it before that."""
+    settings = server.settings
+    return COMMIT_SECONDS + (settings.node.upstream_seconds if settings.upstream.store else 0)
+
+
+def published(result: Batch) -> web.Response:
+    """Answer with a message's number; or that it has none yet, since a frontend keeps it (202 Accepted)."""
+    if is_kept(result):
+        return as_json({"kept": True}, status=202)
+    return as_json({"seq": result.last})

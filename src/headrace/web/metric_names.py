@@ -22,6 +22,9 @@ LEVELS: Final = {
     "upstream_connected": "1 while the upstream hub answers (at a frontend).",
     "upstream_lag": "Messages that the upstream hub has and this one not yet (at a frontend).",
     "upstream_waiting_bytes": "Bytes on their way to the upstream hub (at a frontend).",
+    "outbox_messages": "Messages that a frontend keeps until its upstream hub is back.",
+    "outbox_bytes": "Their bytes, with those of messages set aside.",
+    "outbox_most_bytes": "The most bytes that it keeps (upstream.store_bytes).",
 }
 """Gauges by name."""
 
@@ -65,6 +68,9 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "dropped": (("door", "reason"), "Datagrams' messages dropped under load."),
     "hollow": (("door", "transport"), "Messages too long for a subscriber's transport, delivered empty."),
     "conflated": (("door",), "Changes of services that were merged into later ones."),
+    "outbox_kept": ((), "Messages acknowledged as kept while the upstream hub was away (at a frontend)."),
+    "outbox_sent": ((), "Kept messages that the upstream hub has taken since."),
+    "outbox_aside": ((), "Kept messages that the upstream hub refused for good; they are set aside."),
     "upstream_lost": ((), "Messages that the upstream hub could not deliver (at a frontend)."),
     # Subscribers
     "subscribed": (("door", "transport"), "Subscriptions to the backbone."),

@@ -42,6 +42,12 @@ class HubCollector(Collector):
                 "upstream_lag": upstream["lag"],
                 "upstream_waiting_bytes": upstream["waiting_bytes"],
             }
+            if (outbox := upstream["outbox"]) is not None:
+                levels |= {
+                    "outbox_messages": outbox["messages"],
+                    "outbox_bytes": outbox["bytes"],
+                    "outbox_most_bytes": outbox["most_bytes"],
+                }
         for name, value in levels.items():
             yield GaugeMetricFamily(f"headrace_{name}", LEVELS[name], value)
         behind, exact = (

@@ -124,6 +124,13 @@ def _heading(status: dict[str, Any]) -> Text:
     line.append(f"{connections}, up {_span(status['uptime'])}, fsync {status['fsync']}\n", "dim")
     if exposed := status.get("insecure"):
         line.append(f"insecure: {open_to_everyone(exposed)}\n", "red")
+    outbox = (status.get("upstream") or {}).get("outbox")
+    if outbox and (outbox["storing"] or outbox["aside"]):
+        waiting = counted(outbox["messages"], "message")
+        used = f"{size(outbox['bytes'])} of {size(outbox['most_bytes'])}"
+        line.append(
+            f"outbox: {waiting} for the upstream hub, {outbox['aside']:,} set aside, {used}\n", "yellow"
+        )
     return line
 
 

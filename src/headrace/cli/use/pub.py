@@ -109,7 +109,8 @@ def pub(
 
     It ends when the hub has committed them all, and prints their numbers: 42, or 42-47 for the first and the last
     (other publishers' messages may lie between); in a pipe, {"first":42,"last":47}. It reconnects when the connection
-    is lost, and no message is doubled by that.
+    is lost, and no message is doubled by that. A frontend that stores messages while its upstream hub is away has no
+    numbers for them yet, and the output says so: {"first":null,"last":null,"kept":1}.
 
     With --door fyrehose, and with --door publisher, nothing is acknowledged: "sent" means that the connection took it.
     """
@@ -127,10 +128,8 @@ def pub(
     batches = _batches(messages, files, count, _longest(used, address, transport, envelope))
     if used is DoorScheme.TUBE:
         hub = HubAccess(address, find_credentials(client_id, url=url))
-        first, last = run_client(_publish(hub, batches, envelope))
-        numbers = f"{first}" if first == last else f"{first}-{last}"
-        sentence = "there was nothing to publish" if first is None else numbers
-        print_result({"first": first, "last": last}, sentence, as_json=as_json)
+        told = run_client(_publish(hub, batches, envelope))
+        print_result(told.facts(), told.sentence(), as_json=as_json)
         return
     if used is DoorScheme.FYREHOSE:
         sent = run_client(_push(address, transport, batches))
@@ -141,6 +140,37 @@ def pub(
         f"sent {counted(sent.messages, 'message')} ({counted(sent.bytes, 'byte')}) to {address}",
         as_json=as_json,
     )
+
+
+@dataclass(slots=True)
+class Told:
+    """What the hub has acknowledged."""
+
+    first: int | None = None
+    last: int | None = None
+    kept: int = 0
+    """Messages without numbers: a frontend keeps them until its upstream hub is back."""
+
+    def note(self, ack: Acknowledged, messages: int) -> None:
+        """Note the acknowledgement of some messages."""
+        if ack.kept:
+            self.kept += messages
+            return
+        self.first = ack.first if self.first is None else self.first
+        self.last = ack.last
+
+    def facts(self) -> dict[str, int | None]:
+        """Return the result for programs."""
+        numbers = {"first": self.first, "last": self.last}
+        return {**numbers, "kept": self.kept} if self.kept else numbers
+
+    def sentence(self) -> str:
+        """Return the result for people."""
+        numbers = f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
+        kept = f"kept {counted(self.kept, 'message')} at the frontend until its upstream hub is back"
+        if self.first is None:
+            return kept if self.kept else "there was nothing to publish"
+        return f"{numbers}, and {kept}" if self.kept else numbers
 
 
 @dataclass(slots=True)
@@ -271,33 +301,24 @@ async def _from_stdin(most: int) -> AsyncIterator[Run]:
         yield Run.of(some)
 
 
-async def _publish(
-    hub: HubAccess, batches: AsyncIterator[Run], shared: SharedEnvelope
-) -> tuple[int | None, int | None]:
+async def _publish(hub: HubAccess, batches: AsyncIterator[Run], shared: SharedEnvelope) -> Told:
     """Publish over the link; return the first and the last number once everything is committed."""
-    first: int | None = None
-    last: int | None = None
+    told = Told()
     async with hub.link("headrace pub") as link:
         publisher = link.publisher()
-        waiting: deque[Ack] = deque()
-
-        def note(ack: Acknowledged) -> None:
-            nonlocal first, last
-            first = ack.first if first is None else first
-            last = ack.last
-
+        waiting: deque[tuple[Ack, int]] = deque()
         async for run in batches:
             for payloads in _requests(run):
-                waiting.append(
-                    await publisher.send(
-                        payloads, topic=shared.topic, attributes=shared.attributes, numbers=shared.numbers
-                    )
+                ack = await publisher.send(
+                    payloads, topic=shared.topic, attributes=shared.attributes, numbers=shared.numbers
                 )
-            while waiting and waiting[0].done():
-                note(waiting.popleft().result())
-        while waiting:
-            note(await waiting.popleft())
-    return first, last
+                waiting.append((ack, len(payloads)))
+            while waiting and waiting[0][0].done():
+                ack, messages = waiting.popleft()
+                told.note(ack.result(), messages)
+        for ack, messages in waiting:
+            told.note(await ack, messages)
+    return told
 
 
 def _requests(run: Run) -> Iterator[list[bytes]]:

@@ -67,6 +67,29 @@ class Acknowledged(NamedTuple):
     first: int | None
     last: int | None
 
+    @property
+    def kept(self) -> bool:
+        """Whether a frontend keeps the messages, which have no numbers yet: see :class:`Kept`."""
+        return False
+
+
+class Kept(Acknowledged):
+    """The acknowledgement of a frontend that has lost its upstream hub and stores what it is sent.
+
+    The messages are safe on the frontend's disk and will be in the log once, in order, under numbers that nobody knows
+    yet. A publisher that has to know that a message is in the log waits until it reads it there.
+
+    >>> Kept(None, None).kept
+    True
+    """
+
+    __slots__ = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether a frontend keeps the messages: it does."""
+        return True
+
 
 Ack = asyncio.Future[Acknowledged]
 
@@ -109,6 +132,11 @@ class _Sent:
 
     def settle(self, message: LinkMessage) -> None:
         first, last = message.head.get("first"), message.head.get("last")
+        if message.head.get("kept") is True:
+            for _, ack in self.acks:
+                if not ack.done():
+                    ack.set_result(Kept(None, None))
+            return
         if first is None or last is None or last - first + 1 != self.count:
             # Some rows were in the log already, elsewhere: only for a single publish are its places known.
             place = Acknowledged(first, last) if len(self.acks) == 1 else Acknowledged(None, None)

@@ -40,6 +40,7 @@ from headrace.hub.publishing.publisher_numbers import Holder, PublisherNumbers, 
 from headrace.hub.publishing.same_rows import Comparisons, Difference, Elsewhere
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
+    KEPT,
     UNCLAIMED,
     Claim,
     Opened,
@@ -48,6 +49,7 @@ from headrace.hub.sequencer import (
     WhenNewest,
     WhenOpened,
     WhenPublished,
+    is_kept,
 )
 from headrace.message import NOT_A_MESSAGE, Batch, Run, envelope_rows
 
@@ -166,7 +168,7 @@ class IdempotentPublishing:
             reply(result)
 
         claim = UNCLAIMED if retry is None else Claim(retry=retry)
-        self.publish(_mark(frontend, number), marked, follows=number > 0, preceding=batches, claim=claim)
+        self.publish(mark(frontend, number), marked, follows=number > 0, preceding=batches, claim=claim)
 
     def _queue(self, publisher: str, request: _Publish | _Open) -> None:
         line = self._lines.get(publisher)
@@ -407,11 +409,13 @@ def _forbidden(publisher: str, holder: Holder) -> RefusedError:
 
 def _outcome(result: Batch | StorageError) -> Published | HeadraceError:
     if isinstance(result, Batch):
+        if is_kept(result):
+            return KEPT
         return Published(result.first, result.last, op=result.last_op if result.op else None)
     return result
 
 
-def _mark(frontend: str, number: int) -> Batch:
+def mark(frontend: str, number: int) -> Batch:
     """Make the entry that marks the rows before it as one of a frontend's requests."""
     return Batch(
         Run.one(b""), origin=NOT_A_MESSAGE, publisher=frontend, number=number, topic=f"{FRONTEND}/{frontend}"

@@ -82,7 +82,7 @@ class PublishIntake:
             reply(NOT_THE_PRIMARY if moved else result)
 
         def tell(result: Published | HeadraceError) -> None:
-            answer(refusal(result) if isinstance(result, HeadraceError) else PrimaryAnswer(*result))
+            answer(refusal(result) if isinstance(result, HeadraceError) else PrimaryAnswer(*result[:4]))
 
         try:
             match request.kind:

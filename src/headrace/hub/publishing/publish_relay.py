@@ -30,6 +30,7 @@ from typing import Final
 from headrace.errors import HeadraceError, StorageError, UnavailableError
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
+    KEPT,
     UNCLAIMED,
     Claim,
     Commit,
@@ -59,6 +60,9 @@ _ROW_COST: Final = 64
 """Approximate bytes of a row beside its payload."""
 
 
+UNKNOWN: Final = "whether this was taken is not known"
+
+
 @dataclass(slots=True, eq=False)
 class RelayRequest:
     """Rows to relay: a publisher's own, or (``passed``) any messages and entries, with a mark after them."""
@@ -81,7 +85,7 @@ class RelayRequest:
         self.size = sum(map(_size, self.rows))
 
 
-class _OwnNumbers:
+class OwnNumbers:
     """The name and the numbers that this hub gives to requests which have none."""
 
     def __init__(self, make_name: Callable[[], str]) -> None:
@@ -99,10 +103,12 @@ class _OwnNumbers:
         if (request.publisher, request.number) == (self._name, self._next - 1):
             self._next -= 1
 
-    def leave_gap(self, request: RelayRequest) -> None:
-        """Begin anew after a request that was refused: what follows it would be, too."""
-        if request.publisher == self._name:
-            self.begin_anew()
+    def leave_gap(self, request: RelayRequest) -> bool:
+        """Begin anew after a request that was refused, if it has this name: what follows it would be, too."""
+        if request.publisher != self._name:
+            return False
+        self.begin_anew()
+        return True
 
     def begin_anew(self) -> None:
         """Use another name from now on."""
@@ -159,7 +165,7 @@ class PublishRelay(RelayBacklog):
         super().__init__(hub, patience=patience, most=most, now=now)
         self.longest: int | None = None
         """The longest message that the upstream hub takes, once known."""
-        self._numbers, self._numbers_of_entries = _OwnNumbers(name), _OwnNumbers(name)
+        self._numbers, self._numbers_of_entries = OwnNumbers(name), OwnNumbers(name)
         self._unreachable = unreachable
         self._waiting: deque[RelayRequest] = deque()
         self._sent: dict[RelayRequest, None] = {}
@@ -319,6 +325,11 @@ class PublishRelay(RelayBacklog):
             numbers.take_back(request)
         self._end(request, error)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self.size > 0
+
     def tick(self, now: float) -> None:
         """Refuse what has waited too long for a connection."""
         if self._failure is not None:
@@ -370,6 +381,12 @@ class PublishRelay(RelayBacklog):
         self, group: Sequence[Submission], result: Published | HeadraceError, *, whole: bool = True
     ) -> None:
         """Answer each of the submissions that shared a request, or, unless ``whole``, the one that took several."""
+        if isinstance(result, Published) and result.kept:
+            for batch, done, _ in group:
+                self._hub.received(batch)
+                if done is not None:
+                    done(batch)
+            return
         if isinstance(result, Published) and result.first is None:
             result = UnavailableError("it is in the log, but the upstream hub no longer knows where")
         if isinstance(result, HeadraceError):
@@ -426,9 +443,7 @@ class PublishRelay(RelayBacklog):
         self._under_way = 0
         for request in refused:
             self._release(request.size)
-            outcome = (
-                "whether this was taken is not known" if request.sent else "what is published here is refused"
-            )
+            outcome = UNKNOWN if request.sent else "what is published here is refused"
             request.reply(UnavailableError(f"{reason}; {outcome}"))
 
 
@@ -446,6 +461,9 @@ def _joined(pieces: int, reply: WhenPublished) -> WhenPublished:
             return
         places = [each for each in results if isinstance(each, Published)]
         repeated = sum(each.repeated for each in places)
+        if any(each.kept for each in places):
+            reply(KEPT._replace(repeated=repeated))
+            return
         ops = [each.op for each in places if each.op is not None]
         reply(Published(places[0].first, places[-1].last, repeated, max(ops, default=None)))
 

@@ -3,10 +3,14 @@
 The messages of a stream are those of its topic, after the message at which it was created. A **fork** has those of its
 source up to some place, and then its own; nothing is copied. An append over HTTP is a message; an entry beside it keeps
 what the protocol wants to be remembered of it: the producer's number, the writer's sequence, that it was the last.
+
+A producer may append at two nodes at once. Each judges it by the appends that it knows, and has its own marked as the
+one right after those (:func:`mark_of`). The hub that numbers messages takes the first; the other node judges again.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -136,6 +140,16 @@ class Stream(msgspec.Struct):
             for topic, after, last in self.ranges()
             if min(last, upto) > after
         ]
+
+
+def mark_of(stream: Stream, producer: str) -> str:
+    """Return the name under which a producer's appends are marked in the log, one after the other.
+
+    Every node makes the same, and none for another stream of the same topic, before or after.
+    """
+    # Of a topic that nobody created a stream of, the first append does, and has no id yet.
+    whose = f"{producer}\0{'' if stream.id else stream.topic}"
+    return f"stream/{stream.id}/{blake2b(whose.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
 def media_type(content_type: str) -> str:

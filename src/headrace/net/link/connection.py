@@ -441,8 +441,10 @@ class LinkConnection:
         if isinstance(result, HeadraceError):
             self.fail(request_id, result)
         else:
-            first, last, repeated, op = result
-            self.answer(request_id, first=first, last=last, repeated=repeated, op=op)
+            first, last, repeated, op, kept = result
+            # Said only if so: no other answer is longer for it.
+            told = {"kept": True} if kept else {}
+            self.answer(request_id, first=first, last=last, repeated=repeated, op=op, **told)
         self.regulate()
 
     def _passed(self, request_id: int, size: int, result: Published | HeadraceError) -> None:

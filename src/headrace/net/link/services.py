@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.errors import LimitError, MalformedError, RefusedError, UsageError
+from headrace.errors import LimitError, MalformedError, RefusedError, UnavailableError, UsageError
 from headrace.hub.access.principal import Principal
 from headrace.hub.services import objects as services
 from headrace.hub.services.objects import Service, ServiceKind, Services
@@ -72,6 +72,8 @@ class LinkServices:
         def created(_: Batch) -> None:
             # Another creation may precede it in the log: of another kind, or one that took the last room.
             made = self._known.get(name)
+            if made is None and len(self._known) < self._known.policy.max:
+                raise UnavailableError(f"service {name!r} is made once the upstream hub is back")
             if made is None:
                 raise self._too_many()
             self._answer_created(connection, request_id, made, kind)

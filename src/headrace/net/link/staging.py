@@ -123,8 +123,9 @@ class LinkStages:
             if isinstance(result, HeadraceError):
                 connection.fail(request.id, result)
             else:
-                first, last, _, op = result
-                connection.answer(request.id, first=first, last=last, repeated=False, op=op)
+                connection.answer(
+                    request.id, first=result.first, last=result.last, repeated=False, op=result.op
+                )
 
         def read(loaded: tuple[list[Batch], dict[str, ServiceUse], Cover]) -> None:
             rows, used, cover = loaded
@@ -154,9 +155,9 @@ class LinkStages:
         """Answer a batch that is in the log already, if these are its rows."""
 
         def read(cover: Cover) -> None:
-            first, last, _, op = self._commits.compare(request.query, known, cover)
+            place = self._commits.compare(request.query, known, cover)
             self._commits.answered(request.query, request.batch, token, request.stages)
-            connection.answer(request.id, first=first, last=last, repeated=True, op=op)
+            connection.answer(request.id, first=place.first, last=place.last, repeated=True, op=place.op)
 
         self._aside.answer(connection, request.id, read, covered, pieces)
 

@@ -30,6 +30,7 @@ from headrace.hub.access.audit import AuditTrail
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.access.principals import ANONYMOUS, Principals
 from headrace.hub.access.used_tokens import UsedTokens
+from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import CommitReceiver, Hub
 from headrace.hub.services.objects import ServicePolicy, obey
@@ -151,6 +152,11 @@ class Server:
         self._clock = machine_clock()
         self.reports = ProgramReports()
         self.refusals = RefusalRate()
+
+    @property
+    def publishing(self) -> IdempotentPublishing:
+        """The rules by which nothing is published twice."""
+        return self._intake.idempotent
 
     @property
     def connections(self) -> int:
@@ -323,16 +329,12 @@ class Server:
     @property
     def problem(self) -> str | None:
         """Why this hub cannot take messages, if so: its disk, its cluster, or its upstream hub."""
-        above = self._upstream if self._cluster is None else self._cluster
+        above = None if self._cluster is None else self._cluster.problem
+        if self._upstream is not None:
+            above = self._upstream.refusing
         full = None if self.hub.shortage is None else str(self.hub.shortage)
         silent = None if self._log_disk is None else self._log_disk.problem
-        return (
-            self.hub.log.failure
-            or full
-            or silent
-            or self.memory.problem
-            or (None if above is None else above.problem)
-        )
+        return self.hub.log.failure or full or silent or self.memory.problem or above
 
     @property
     def problems(self) -> dict[str, str]:
@@ -409,7 +411,7 @@ class Server:
         if self._upstream is not None:
             # The upstream hub puts the policy into the log.
             self._log_disk = LogDisk(log, self._disk, self._writer, alone=True)
-            self._upstream.attach(hub, self._log_disk)
+            self._upstream.attach(hub, self._log_disk, self.parts.publishers)
             return
         if self._cluster is not None:
             wanted = settings.listen.parcel

@@ -14,10 +14,12 @@ from typing import Final, Protocol, TypedDict, TypeVar
 
 from headrace.client.reconnect import DialPlan, redial
 from headrace.config import Address, Settings
-from headrace.errors import UnreachableError
+from headrace.errors import ConfigError, UnreachableError
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.net.server.machine.log_disk import LogDisk
+from headrace.net.upstream.outbox_disk import OutboxStatus
 
 T = TypeVar("T")
 
@@ -39,6 +41,10 @@ class UpstreamStatus(TypedDict):
     waiting_bytes: int
     """Bytes on their way to it."""
     problem: str | None
+    away_since: float | None
+    """When the connection was lost, in seconds since 1970."""
+    outbox: OutboxStatus | None
+    """What is kept here until it is back, where that was asked for."""
 
 
 class Upstream(Protocol):
@@ -48,11 +54,15 @@ class Upstream(Protocol):
     def problem(self) -> str | None:
         """Why messages do not flow, if they do not."""
 
+    @property
+    def refusing(self) -> str | None:
+        """Why publishers are refused, if they are."""
+
     async def open_log(self, directory: Path) -> Log:
         """Open this hub's log, a copy of the upstream hub's from some message on; make it if there is none."""
 
-    def attach(self, hub: Hub, disk: LogDisk) -> None:
-        """Become the sequencer of the hub that has this log, on this disk."""
+    def attach(self, hub: Hub, disk: LogDisk, publishers: PublisherNumbers) -> None:
+        """Become the sequencer of the hub that has this log, on this disk, and these publishers in its state."""
 
     async def run(self) -> None:
         """Follow as long as the hub runs; returns, or raises, only when it cannot continue."""
@@ -88,6 +98,13 @@ def upstream_of(settings: Settings) -> Upstream | None:
         from headrace.net.upstream.over_link import TubeUpstream
 
         return TubeUpstream(settings)
+    if settings.upstream.store:
+        raise ConfigError(
+            "upstream.store",
+            True,
+            source=settings.source("upstream.store"),
+            expected="false, since a fyrehose upstream recognises no repeats: use tube://",
+        )
     from headrace.net.upstream.over_fyrehose import FyrehoseUpstream
 
     return FyrehoseUpstream(settings)

@@ -26,6 +26,7 @@ from headrace.client.fyrehose.client import FyrehoseClient
 from headrace.client.reconnect import DialPlan, redial
 from headrace.config import Address, Settings
 from headrace.errors import LostRangeError, StorageError, UsageError
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.push_relay import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.log import Log
@@ -87,7 +88,7 @@ class FyrehoseUpstream:
             logger.info("a new copy begins after message %d, as a log of its own", before)
         return Log.open(directory, fsync=options.fsync, segment_bytes=options.segment_bytes)
 
-    def attach(self, hub: Hub, disk: LogDisk) -> None:
+    def attach(self, hub: Hub, disk: LogDisk, publishers: PublisherNumbers) -> None:  # noqa: ARG002 -- it knows none
         """Become the hub's sequencer."""
         self._hub, self._disk = hub, disk
         self._pushing = PushRelay(
@@ -144,7 +145,14 @@ class FyrehoseUpstream:
             "lag": 0,
             "waiting_bytes": self._pushing.size,
             "problem": self.problem,
+            "away_since": None,
+            "outbox": None,
         }
+
+    @property
+    def refusing(self) -> str | None:
+        """Why publishers are refused, if they are."""
+        return self.problem
 
     async def _follow(self, client: FyrehoseClient) -> None:
         batches = client.batches()

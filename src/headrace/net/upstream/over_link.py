@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from secrets import token_hex
+from time import time
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -38,6 +39,7 @@ from headrace.errors import (
 )
 from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenNewest, WhenOpened, WhenPublished
 from headrace.log import Log
@@ -47,6 +49,7 @@ from headrace.net.server.accepting.tls import HubTls
 from headrace.net.server.machine.log_disk import LogDisk
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet, received_operations
+from headrace.net.upstream.outbox_disk import OutboxDisk, has_outbox
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PUBLISHED, Buffer, LinkMessage, body_of
 
@@ -80,6 +83,10 @@ class TubeUpstream:
         self._hub: Hub
         self._disk: LogDisk
         self._passing: PublishRelay
+        self._outbox: OutboxDisk | None = None
+        self._away_since: float | None = time()
+        """When the connection was lost, in seconds since 1970."""
+        self._failed = False
         self._session: LinkSession | None = None
         """The tube for requests: the logs were compared on it."""
         self._spare: LinkSession | None = None
@@ -115,16 +122,20 @@ class TubeUpstream:
         logger.warning("the upstream hub no longer keeps what follows message %d", tail)
         return self._open(directory)
 
-    def attach(self, hub: Hub, disk: LogDisk) -> None:
+    def attach(self, hub: Hub, disk: LogDisk, publishers: PublisherNumbers) -> None:
         """Become the hub's sequencer."""
         self._hub, self._disk = hub, disk
-        self._passing = PublishRelay(
-            hub,
-            name=lambda: uuid4().hex,
-            patience=self._settings.node.upstream_seconds,
-            most=MAX_WAITING,
-            now=asyncio.get_running_loop().time(),
-        )
+        if has_outbox(self._settings):
+            self._outbox = OutboxDisk(self._settings, hub, publishers, most_waiting=MAX_WAITING)
+            self._passing = self._outbox.relay
+        else:
+            self._passing = PublishRelay(
+                hub,
+                name=lambda: uuid4().hex,
+                patience=self._settings.node.upstream_seconds,
+                most=MAX_WAITING,
+                now=asyncio.get_running_loop().time(),
+            )
         self._passing.wake = self._send_due
         self._passing.send_commit = self._commit
         self._passing.ask_newest = self._ask_newest
@@ -154,16 +165,26 @@ class TubeUpstream:
                     self._plan.lost(loop.time())
         except UsageError as error:
             self._lose(str(error))
+            self._failed = True
             self._passing.fail(str(error))
             raise
 
     def tick(self, now: float) -> None:
         """Enforce deadlines."""
+        if self._outbox is not None:
+            self._outbox.tick(now)
         self._passing.tick(now)
+
+    @property
+    def refusing(self) -> str | None:
+        """Why publishers are refused, or made to wait, if so."""
+        if self._outbox is None or not self._settings.upstream.store or self._failed:
+            return self.problem
+        return self._outbox.refusing
 
     async def flush(self) -> None:
         """Wait until nothing is under way."""
-        while self._passing.size or self._tasks:  # noqa: ASYNC110 -- at the end of a hub's life
+        while self._passing.unfinished or self._tasks:  # noqa: ASYNC110 -- at the end of a hub's life
             await asyncio.sleep(_CROWDED_SECONDS)
 
     async def close(self) -> None:
@@ -173,6 +194,8 @@ class TubeUpstream:
         for session in (self._session, self._spare):
             if session is not None:
                 await session.tube.close()
+        if self._outbox is not None:
+            await self._outbox.close()
 
     def facts(self) -> UpstreamStatus:
         """Describe the upstream hub for the status."""
@@ -185,6 +208,8 @@ class TubeUpstream:
             "lag": max(0, self._head - head),
             "waiting_bytes": self._passing.size,
             "problem": self.problem,
+            "away_since": self._away_since,
+            "outbox": None if self._outbox is None else self._outbox.facts(),
         }
 
     # Following
@@ -201,7 +226,7 @@ class TubeUpstream:
             inbox = session.stream(
                 lambda n: ask.ReplicateRequest(id=n, from_op=tail + 1, credit=CREDIT), CREDIT
             )
-            self._session, self.problem = session, None
+            self._session, self.problem, self._away_since = session, None, None
             longest = session.hub.get("message_bytes")
             self._passing.longest = longest if type(longest) is int else None
             self._connected.set()
@@ -261,6 +286,7 @@ class TubeUpstream:
         if self._session is not None or self.problem is None:
             logger.warning("the upstream hub is lost: %s", why)
         self._session = None
+        self._away_since = time() if self._away_since is None else self._away_since
         self._connected.clear()
         self.problem = f"the upstream hub is lost: {why}"
         self._passing.lost(asyncio.get_running_loop().time())
@@ -453,4 +479,4 @@ def _published(message: LinkMessage) -> Published:
     for name, place in (("first", first), ("last", last), ("op", op)):
         if place is not None and type(place) is not int:
             raise UnexpectedError("link", name, place, "a whole number or nothing")
-    return Published(first, last, int(repeated or 0), op)
+    return Published(first, last, int(repeated or 0), op, kept=head.get("kept") is True)

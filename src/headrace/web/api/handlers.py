@@ -24,7 +24,7 @@ from headrace.net.server.status.report import measured
 from headrace.net.server.status.shown_facts import shown_to
 from headrace.protocols import HTTP
 from headrace.web.access.rights import check, principal_of
-from headrace.web.answers import as_json, number_in
+from headrace.web.answers import COMMIT_SECONDS, as_json, commit_seconds, number_in, published
 from headrace.web.api import messages
 from headrace.web.api.history import History, Levels, Sample, jobs_from, measured_from
 from headrace.web.events import NextValue
@@ -49,7 +49,6 @@ _TAIL_MOST: Final = 60
 """The most messages in one event: more than a person reads. A flag shows whether some were left out."""
 
 _SUBSCRIPTIONS: Final = 200
-_COMMIT_SECONDS: Final = 10.0
 
 
 class Publication(msgspec.Struct, forbid_unknown_fields=True):
@@ -204,7 +203,7 @@ class Api:
                 web.HTTPUnprocessableEntity, f"{len(payload)} bytes: {most} is limits.message_bytes"
             )
         result = await committed(self._server, _batch(wanted, payload, str(request.remote)))
-        return failed(result) if isinstance(result, StorageError) else as_json({"seq": result.first})
+        return failed(result) if isinstance(result, StorageError) else published(result)
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
         kept, connector = self._server.subscriptions, self._server.routing.connector
@@ -278,10 +277,10 @@ async def committed(server: Server, batch: Batch) -> Batch | StorageError:
 
     server.hub.submit(batch, done)
     try:
-        async with asyncio.timeout(_COMMIT_SECONDS):
+        async with asyncio.timeout(seconds := commit_seconds(server)):
             return await outcome
     except TimeoutError:
-        late = f"not committed within {_COMMIT_SECONDS:g} s; it may still be"
+        late = f"not committed within {seconds:g} s; it may still be"
         raise refusal(web.HTTPGatewayTimeout, late) from None
 
 
@@ -324,7 +323,7 @@ def _attributes(request: web.Request) -> dict[str, Predicate]:
 
 async def _publication(request: web.Request) -> tuple[Publication, bytes]:
     """Parse the message in a request's body; give its payload too."""
-    async with asyncio.timeout(_COMMIT_SECONDS):
+    async with asyncio.timeout(COMMIT_SECONDS):
         body = await request.read()
     try:
         wanted = msgspec.json.decode(body, type=Publication)

@@ -26,7 +26,7 @@ from headrace.message import Batch, Run, envelope_rows, map_column, merge
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.access.rights import DOOR, check, principal_of
-from headrace.web.answers import as_json
+from headrace.web.answers import as_json, published
 from headrace.web.api.handlers import committed, failed
 from headrace.web.log_reading import in_thread
 from headrace.web.refusals import refusal
@@ -162,7 +162,7 @@ class Operations:
             columns=envelope_rows(columns),
         )
         result = await committed(self._server, again)
-        return failed(result) if isinstance(result, StorageError) else as_json({"seq": result.first})
+        return failed(result) if isinstance(result, StorageError) else published(result)
 
     def _check_use(self, request: web.Request, name: str, action: str) -> None:
         """Refuse who may not use a consumer; note who changes it."""

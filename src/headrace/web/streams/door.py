@@ -23,12 +23,11 @@ from aiohttp import hdrs, web
 
 from headrace.errors import FullError, StorageError
 from headrace.hub.access.principal import Action
+from headrace.hub.sequencer import is_kept
 from headrace.hub.streams import streams as entries
 from headrace.hub.streams.stream import (
     MAX_INHERITED,
-    MAX_PRODUCERS,
     ForkOrigin,
-    ProducerAppend,
     Shape,
     Stream,
     media_type,
@@ -39,11 +38,13 @@ from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.access.cross_origin import ATTRIBUTE
 from headrace.web.access.rights import check, principal_of
+from headrace.web.answers import commit_seconds, published
 from headrace.web.events import count_sent
 from headrace.web.refusals import refusal
 from headrace.web.stream_holder import held
 from headrace.web.streams.bodies import NO_JSON, event_lines, is_encoded, joined, json_values
 from headrace.web.streams.offsets import next_cursor, write_offset
+from headrace.web.streams.producers import OvertakenError, Producers, is_repeat
 from headrace.web.streams.reading import Page, StreamReader
 from headrace.web.streams.requests import (
     DEFAULT_TYPE,
@@ -53,16 +54,17 @@ from headrace.web.streams.requests import (
     bad,
     closes,
     fork_of,
+    problem,
     producer_of,
     read_of,
     shape_of,
     topic_of,
     writer_of,
 )
+from headrace.web.streams.watching import Watch
 
 PUBLISH: Final = "/v1/publish/"
 
-_COMMIT_SECONDS: Final = 10.0
 _EVENTS_SECONDS: Final = 60.0
 """Seconds after which a stream of events ends, so that a proxy can join its readers; they come back by themselves."""
 
@@ -82,6 +84,7 @@ class StreamDoor:
         self._reader = StreamReader(server)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping = asyncio.Event()
+        self._producers = Producers(server, self._stopping)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the handlers."""
@@ -112,7 +115,7 @@ class StreamDoor:
             now = _now()
             known = self._live(topic, now)
             if known is not None and known.deleted:
-                raise _problem(409, "the stream is deleted, and kept for its forks")
+                raise problem(409, "the stream is deleted, and kept for its forks")
             if known is None:
                 await self._create(request, topic, asked, body, now)
                 known = self._live(topic, _now())
@@ -122,7 +125,7 @@ class StreamDoor:
             source = None if asked is None else self._source(asked, now)
             fork = None if asked is None else self._place(asked, source, known)
             if not known.shape.agrees(shape_of(request, fork, None if source is None else source.shape)):
-                raise _problem(409, "the stream exists with another configuration")
+                raise problem(409, "the stream exists with another configuration")
             return self._described(request, known, 200)
 
     async def _create(
@@ -134,12 +137,12 @@ class StreamDoor:
             self._check_reads(request, source)
             fork = self._place(asked, source, None)
             if len(source.ranges_until(fork.upto)) > MAX_INHERITED:
-                raise _problem(409, f"a fork has messages of {MAX_INHERITED} sources at most, one of another")
+                raise problem(409, f"a fork has messages of {MAX_INHERITED} sources at most, one of another")
             if fork.part:
                 prefix = await self._part(source, fork)
         shape = shape_of(request, fork, None if source is None else source.shape)
         if source is not None and shape.media_type != source.shape.media_type:
-            raise _problem(409, f"the source is a stream of {source.shape.media_type}")
+            raise problem(409, f"the source is a stream of {source.shape.media_type}")
         batches = [entries.create(topic, shape, now)]
         if prefix:
             batches.append(self._message(request, topic, prefix))
@@ -153,9 +156,9 @@ class StreamDoor:
     def _source(self, asked: ForkRequest, now: int) -> Stream:
         source = self._live(asked.topic, now)
         if source is None:
-            raise _problem(404, f"there is no stream {asked.topic}")
+            raise problem(404, f"there is no stream {asked.topic}")
         if source.deleted:
-            raise _problem(409, f"the stream {asked.topic} is deleted")
+            raise problem(409, f"the stream {asked.topic} is deleted")
         return source
 
     def _place(self, asked: ForkRequest, source: Stream | None, known: Stream | None) -> ForkOrigin:
@@ -232,39 +235,54 @@ class StreamDoor:
             if content_type is None:
                 raise bad("say the Content-Type of what is appended")
             if stream.id and media_type(content_type) != stream.shape.media_type:
-                raise _problem(409, f"this is a stream of {stream.shape.media_type}")
+                raise problem(409, f"this is a stream of {stream.shape.media_type}")
             if stream.shape.is_json and not _checked_json(body):
                 raise bad("an empty array appends nothing")
         if producer is None and writer is None and not closing and not stream.closed:
-            await self._commit([self._message(request, topic, body)])
+            appended = await self._commit([self._message(request, topic, body)])
+            if is_kept(appended):
+                return published(appended)
             return self._appended(await self._existing(topic), 204)
         async with self._turn(topic):
             return await self._append(request, topic, body, Appended(producer, writer, closing))
 
     async def _append(self, request: web.Request, topic: str, body: bytes, append: Appended) -> web.Response:
         """Append what depends on the appends before it."""
-        stream, producer = await self._existing(topic), append.producer
-        if producer is not None and self._is_repeat(stream, producer):
-            return self._appended(stream, 204, producer.id)
-        if stream.closed:
-            if not body and append.closes and producer is None:
-                return self._appended(stream, 204)
-            raise _problem(
-                409,
-                "the stream is closed",
-                {"Stream-Closed": "true", "Stream-Next-Offset": write_offset(stream.tail)},
-            )
-        if append.writer is not None and stream.writer is not None and append.writer <= stream.writer:
-            raise _problem(409, f"Stream-Seq {append.writer} is not above {stream.writer}")
-        now = _now()
-        batches = [] if stream.id else [entries.create(topic, stream.shape, now)]
-        if body:
-            batches.append(self._message(request, topic, body))
-        size = 0 if stream.id else STREAM_BYTES
-        if producer is not None and producer.id not in stream.producers:
-            size += PRODUCER_BYTES
-        with self._charged(request, topic, size):
-            await self._commit([*batches, entries.append(topic, append, now)])
+        while True:
+            stream, producer = await self._existing(topic), append.producer
+            if producer is not None:
+                try:
+                    if is_repeat(stream, producer):
+                        return self._appended(stream, 204, producer.id)
+                except (web.HTTPConflict, web.HTTPBadRequest):
+                    if not await self._producers.caught_up(stream, producer.id):
+                        raise
+                    continue
+            if stream.closed:
+                if not body and append.closes and producer is None:
+                    return self._appended(stream, 204)
+                raise problem(
+                    409,
+                    "the stream is closed",
+                    {"Stream-Closed": "true", "Stream-Next-Offset": write_offset(stream.tail)},
+                )
+            if append.writer is not None and stream.writer is not None and append.writer <= stream.writer:
+                raise problem(409, f"Stream-Seq {append.writer} is not above {stream.writer}")
+            now = _now()
+            batches = [] if stream.id else [entries.create(topic, stream.shape, now)]
+            if body:
+                batches.append(self._message(request, topic, body))
+            batches.append(entries.append(topic, append, now))
+            size = 0 if stream.id else STREAM_BYTES
+            if producer is not None and producer.id not in stream.producers:
+                size += PRODUCER_BYTES
+            with suppress(OvertakenError), self._charged(request, topic, size):
+                if producer is None:
+                    await self._commit(batches)
+                else:
+                    await self._producers.commit_next(stream, producer.id, batches)
+                break
+            # Another node was first for this producer. What it appended is known here by now: judge again.
         after = await self._existing(topic)
         return self._appended(after, 200 if producer and body else 204, producer.id if producer else "")
 
@@ -285,30 +303,6 @@ class StreamDoor:
             account.state_pending -= size
         if size:
             self._streams.charge(topic, account, size)
-
-    def _is_repeat(self, stream: Stream, given: ProducerAppend) -> bool:
-        """Whether a producer's append is there already; one that cannot be next is refused."""
-        known = stream.producers.get(given.id)
-        if known is None:
-            if len(stream.producers) >= MAX_PRODUCERS:
-                raise refusal(web.HTTPTooManyRequests, f"the stream has {MAX_PRODUCERS} producers")
-            expected = 0
-        elif given.epoch < known.epoch:
-            raise _problem(
-                403, "a newer epoch of this producer is known", {"Producer-Epoch": str(known.epoch)}
-            )
-        elif given.epoch > known.epoch:
-            if given.seq != 0:
-                raise bad("a new epoch begins with Producer-Seq 0")
-            return False
-        else:
-            expected = known.seq + 1
-        if given.seq < expected:
-            return True
-        if given.seq > expected:
-            headers = {"Producer-Expected-Seq": str(expected), "Producer-Received-Seq": str(given.seq)}
-            raise _problem(409, f"Producer-Seq {given.seq} leaves out {expected}", headers)
-        return False
 
     def _appended(self, stream: Stream, status: int, producer: str = "") -> web.Response:
         headers = {"Stream-Next-Offset": write_offset(stream.tail), "Cache-Control": "no-store"}
@@ -331,10 +325,8 @@ class StreamDoor:
                 if name.lower().startswith(ATTRIBUTE)
             },
         }
-        last = await self._commit([self._message(request, topic, body, named)])
-        response = web.Response(status=200, headers={"Cache-Control": "no-store"})
-        response.body = msgspec.json.encode({"seq": last})
-        response.content_type = "application/json"
+        response = published(await self._commit([self._message(request, topic, body, named)]))
+        response.headers["Cache-Control"] = "no-store"
         return response
 
     def _message(
@@ -415,7 +407,7 @@ class StreamDoor:
     ) -> web.Response:
         """Answer when there is something after ``after``, or after a while that there is nothing."""
         deadline = asyncio.get_running_loop().time() + self._server.settings.limits.poll_seconds
-        with _Watch(self._streams, topic) as watch:
+        with Watch(self._streams, topic) as watch:
             while True:
                 page = await self._reader.read(stream, after)
                 if page.messages:
@@ -441,7 +433,7 @@ class StreamDoor:
         deadline = asyncio.get_running_loop().time() + _EVENTS_SECONDS
         after = stream.tail if asked.now else asked.after
         said, cursor = False, asked.cursor
-        with _Watch(self._streams, topic) as watch, suppress(ConnectionError, web.HTTPException):
+        with Watch(self._streams, topic) as watch, suppress(ConnectionError, web.HTTPException):
             while True:
                 page = await self._reader.read(stream, after)
                 closed = stream.closed and page.up_to_date
@@ -513,62 +505,30 @@ class StreamDoor:
         if stream is None and self._streams.get(topic) is None:
             stream = await self._reader.topic_as_stream(topic, self._streams.forgotten(topic))
         if stream is None:
-            raise _problem(
-                404, f"there is no stream {topic}: create it with PUT, or publish under this topic"
-            )
+            raise problem(404, f"there is no stream {topic}: create it with PUT, or publish under this topic")
         if stream.deleted:
-            raise _problem(410, "the stream is deleted")
+            raise problem(410, "the stream is deleted")
         return stream
 
     def _turn(self, topic: str) -> asyncio.Lock:
         return self._turns.setdefault(topic, asyncio.Lock())
 
-    async def _commit(self, batches: Sequence[Batch]) -> int:
-        """Append batches together; return the number of the last message among them."""
-        if not batches:
-            return 0
+    async def _commit(self, batches: Sequence[Batch]) -> Batch:
+        """Append batches together, one or more; return the last of them as it was committed, or kept."""
         outcomes = [asyncio.get_running_loop().create_future() for _ in batches]
         for place, batch in enumerate(batches):
             self._server.hub.submit(batch, _setter(outcomes[place]), tied=place + 1 < len(batches))
         try:
-            async with asyncio.timeout(_COMMIT_SECONDS):
+            async with asyncio.timeout(seconds := commit_seconds(self._server)):
                 results = await asyncio.gather(*outcomes)
         except TimeoutError:
-            late = f"not committed within {_COMMIT_SECONDS:g} s; it may still be"
+            late = f"not committed within {seconds:g} s; it may still be"
             raise refusal(web.HTTPGatewayTimeout, late) from None
         for result in results:
             if isinstance(result, StorageError):
-                raise _problem(507 if isinstance(result, FullError) else 503, str(result))
-        return int(results[-1].last)
-
-
-class _Watch:
-    """Waits until a topic has a new message, or its stream changes."""
-
-    def __init__(self, streams: entries.Streams, topic: str) -> None:
-        self._streams = streams
-        self._topic = topic
-        self._changed = asyncio.Event()
-
-    def __enter__(self) -> _Watch:
-        self._streams.watch(self._topic, self._changed.set)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._streams.unwatch(self._topic, self._changed.set)
-
-    async def changed(self, deadline: float, stopping: asyncio.Event) -> bool:
-        """Wait for a change since the last one; ``False`` if there is none until the deadline."""
-        waits = [asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(stopping.wait())]
-        left = deadline - asyncio.get_running_loop().time()
-        try:
-            await asyncio.wait(waits, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-        happened = self._changed.is_set() and not stopping.is_set()
-        self._changed.clear()
-        return happened
+                raise problem(507 if isinstance(result, FullError) else 503, str(result))
+        last: Batch = results[-1]
+        return last
 
 
 def _event_text(shape: Shape, page: Page, closed: bool, cursor: str) -> str:
@@ -614,20 +574,6 @@ def _setter(outcome: asyncio.Future[Batch | StorageError]) -> Any:
             outcome.set_result(result)
 
     return done
-
-
-def _problem(status: int, why: str, headers: dict[str, str] | None = None) -> web.HTTPException:
-    """Make an error answer of any status, with its reason in JSON."""
-    kinds: dict[int, type[web.HTTPException]] = {
-        403: web.HTTPForbidden,
-        404: web.HTTPNotFound,
-        409: web.HTTPConflict,
-        410: web.HTTPGone,
-        503: web.HTTPServiceUnavailable,
-        507: web.HTTPInsufficientStorage,
-    }
-    text = msgspec.json.encode({"error": why.encode(errors="replace").decode()}).decode()
-    return kinds[status](text=text, content_type="application/json", headers=headers)
 
 
 def _now() -> int:

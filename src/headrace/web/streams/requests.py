@@ -154,3 +154,17 @@ def _moment(text: str) -> int:
         return max(0, int(datetime.fromisoformat(text.upper()).astimezone(UTC).timestamp() * 1_000_000))
     except (ValueError, OverflowError):
         raise bad(f"Stream-Expires-At: {text}: expected a time as in RFC 3339") from None
+
+
+def problem(status: int, why: str, headers: dict[str, str] | None = None) -> web.HTTPException:
+    """Make an error answer of any status, with its reason in JSON."""
+    kinds: dict[int, type[web.HTTPException]] = {
+        403: web.HTTPForbidden,
+        404: web.HTTPNotFound,
+        409: web.HTTPConflict,
+        410: web.HTTPGone,
+        503: web.HTTPServiceUnavailable,
+        507: web.HTTPInsufficientStorage,
+    }
+    text = msgspec.json.encode({"error": why.encode(errors="replace").decode()}).decode()
+    return kinds[status](text=text, content_type="application/json", headers=headers)

@@ -22,6 +22,9 @@ SILENT_SECONDS: Final = 60.0
 FULL: Final = 0.9
 """The share of the disk from which it is filling; the hub itself refuses messages much later."""
 
+FILLING: Final = 0.8
+"""The share of its bound from which a frontend's outbox is an alert."""
+
 REFUSALS: Final = 300
 """Refusals within :data:`WINDOW_SECONDS` that are an alert: a client that tries again each second causes fewer."""
 
@@ -87,6 +90,7 @@ def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Al
     """Yield what is wrong according to a hub's status and its latest refusals, the gravest first."""
     for what, problem in facts["problems"].items():
         yield Alert(what, "", problem, _REMEDIES.get(what, _LOOK), grave=True)
+    yield from _outbox((facts.get("upstream") or {}).get("outbox"))
     disk = facts["disk"]
     if disk.get("size") and disk["free"] < (1 - FULL) * disk["size"] and "room" not in facts["problems"]:
         yield Alert(
@@ -140,6 +144,31 @@ def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Al
             f"{refusals.total():,} refusals in the last minute, most at {most}: {count:,}",
             "the hub's log names the peers and what they did",
             grave=False,
+        )
+
+
+def _outbox(outbox: Any) -> Iterator[Alert]:
+    """Yield what is wrong with what a frontend keeps for its upstream hub."""
+    if not outbox:
+        return
+    share = outbox["bytes"] / outbox["most_bytes"]
+    if outbox["problem"] or share >= FILLING:
+        what = f"{outbox['messages']:,} messages wait in the outbox, {share:.0%} of upstream.store_bytes"
+        yield Alert(
+            "outbox",
+            "",
+            f"{outbox['problem']}; {what}" if outbox["problem"] else what,
+            "bring the upstream hub back, or raise upstream.store_bytes: at its end publishers are refused",
+            grave=bool(outbox["problem"]),
+        )
+    if outbox["aside"]:
+        yield Alert(
+            "outbox_aside",
+            "",
+            f"the upstream hub refused {outbox['aside']:,} messages that were acknowledged as kept here",
+            "the hub's log says why. Stop it, look with headrace log dump --data DATA/outbox/aside, publish again what"
+            " is wanted, and remove that directory",
+            grave=True,
         )
 
 

@@ -1,0 +1,466 @@
+"""Store and forward: a relay that keeps what it takes in while the upstream hub is away.
+
+A frontend's relay refuses publishers once its upstream hub has been away for too long. This one begins to **store**
+instead: what waits in its queue, in order, and everything that comes after goes to the outbox
+(:mod:`~headrace.hub.publishing.outbox`), and publishers are told that it is kept. Once the upstream hub is back, the
+outbox is sent up by the relay's own queue, from the oldest on, while what comes in meanwhile is kept after it. When the
+upstream hub has all of it, the relay passes things on directly again.
+
+A request keeps its name and number in the outbox, so one that the upstream hub took without an answer is recognised
+there. Its answer settles it. After a refusal for now (no room, no primary) all unsettled requests are sent again. A
+refusal for good **sets the request aside** (:attr:`StoringRelay.set_aside`), and what was under way after it is sent
+again: marks that follow a refused one were refused with it, and get a new name.
+
+Kept are messages, and new services together with the messages that need them. Other changes of the hub's state
+(consumers, holds, subscriptions, streams), commits and openings of names depend on the sequence: they are refused.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
+from headrace.hub.publishing.outbox import KeptReader, KeptRequest, Outbox
+from headrace.hub.publishing.passed import column_texts
+from headrace.hub.publishing.publish_relay import UNKNOWN, OwnNumbers, PublishRelay, RelayRequest
+from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import (
+    UNCLAIMED,
+    Claim,
+    Opening,
+    Published,
+    Submission,
+    WhenOpened,
+    WhenPublished,
+    tied_groups,
+)
+from headrace.message import Batch
+
+LOAD_BYTES: Final = 4 << 20
+"""Bytes of the outbox that are in memory on their way up."""
+
+AGAIN_SECONDS: Final = 1.0
+"""Seconds until requests are sent again that were refused for now."""
+
+MAX_GAPS: Final = 10_000
+"""Publishers of which it is known that a request was refused here."""
+
+_FOR_GOOD: Final = frozenset({"conflict", "fenced", "unknown", "malformed", "limit", "forbidden"})
+"""Codes of refusals that would be the same again."""
+
+
+class StoringRelay(PublishRelay):
+    """A relay with an outbox. ``enabled``: whether it begins to store; what is in the outbox goes up in any case."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        *,
+        name: Callable[[], str],
+        patience: float,
+        most: int,
+        now: float,
+        enabled: bool = True,
+        services: str = "service",
+        most_seconds: float | None = None,
+    ) -> None:
+        super().__init__(hub, name=name, patience=patience, most=most, now=now)
+        self.outbox = outbox
+        self.storing = not outbox.empty
+        """Whether what comes in is kept."""
+        self.set_aside: Callable[[KeptRequest, HeadraceError, Callable[[], None]], None]
+        """Keeps a request that was refused for good, and calls back once it has; set by the driver."""
+        self.load: Callable[[], None] = lambda: None
+        """Asks the driver to read from the outbox."""
+        self.changed: Callable[[], None] = lambda: None
+        """Tells the driver that the upstream hub has more of the outbox."""
+        self.refused_for_now: str | None = None
+        """Why the upstream hub does not take what is kept, if it refuses to for now."""
+        self.time_of_day = 0
+        """In µs since 1970, as of the last tick; set by the driver."""
+        self.oldest: int | None = outbox.oldest()
+        """When the oldest request was kept, in µs since 1970, about."""
+        self._enabled = enabled
+        self._services = f"{services}/"
+        self._most_seconds = most_seconds
+        self._make_name = name
+        self._kept_numbers = OwnNumbers(name)
+        self._reader = KeptReader(outbox.state)
+        self._loaded: dict[RelayRequest, KeptRequest] = {}
+        """Requests of the outbox that were put in the queue."""
+        self._loaded_bytes = 0
+        self._parked: deque[KeptRequest] = deque()
+        """Read from the outbox and not in the queue yet."""
+        self._ends: dict[str, int] = {}
+        """By publisher with requests in the queue, the number after the last of them."""
+        self._order: deque[KeptRequest] = deque()
+        """Read from the outbox and not settled, in order."""
+        self._done: set[int] = set()
+        """Of those, the operations of requests that are."""
+        self._perhaps_sent = outbox.hub.log.tail_op
+        """Requests up to this operation may have been sent, by this process or by one before it."""
+        self._again_at: float | None = None
+        self._setting_aside = False
+        self._now = now
+        self._gaps: OrderedDict[str, int] = OrderedDict()
+        """By publisher, the number of a request that was refused here: what follows it is refused, too."""
+        outbox.hub.relieved = self._relieved
+        counters = hub.counters
+        self._kept = counters.counter("outbox_kept")
+        self._sent_up = counters.counter("outbox_sent")
+        self._refused_above = counters.counter("outbox_aside")
+
+    # Called by the hub
+
+    @property
+    def congested(self) -> bool:
+        """Whether publishers must wait."""
+        return super().congested or self.outbox.hub.crowded
+
+    def order(self, submitted: Sequence[Submission]) -> None:
+        """Queue submissions of doors; while storing, those that can be kept."""
+        super().order(self._keepable(submitted) if self.storing and self._failure is None else submitted)
+
+    def publish(
+        self,
+        batch: Batch,
+        reply: WhenPublished,
+        *,
+        follows: bool,
+        preceding: Sequence[Batch],
+        claim: Claim = UNCLAIMED,
+    ) -> None:
+        """Queue, or keep, rows with a publisher's number."""
+        if self.storing and not self._keeps(preceding):
+            reply(self._not_kept())
+            return
+        super().publish(batch, reply, follows=follows, preceding=preceding, claim=claim)
+
+    def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
+        """Ask for a name to be opened, unless messages that were published under it are still here."""
+        outbox = self.outbox
+        if self.storing and outbox.numbers.has_after(publisher, outbox.state.settled.seq):
+            what = f"messages of publisher {publisher!r} are kept here until the upstream hub has them"
+            reply(UnavailableError(f"{what}: open it after that"))
+            return
+        super().open(publisher, opening, reply)
+
+    # Called by the driver
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether somebody waits for an answer; nobody does for what is kept."""
+        return self.outbox.writing > 0 if self.storing else super().unfinished
+
+    def connected(self, *, here: bool = False) -> None:
+        """Resend what is unanswered, and go on with the outbox."""
+        self._again_at = None
+        super().connected(here=here)
+        self._advance()
+        self.load()
+
+    def tick(self, now: float) -> None:
+        """Begin to store if the upstream hub has been away for too long, or try again what it refused for now."""
+        self._now = now
+        if not self.storing or self._failure is not None:
+            super().tick(now)
+        elif self._again_at is not None and now >= self._again_at:
+            self._again_at = None
+            self.load()
+
+    def refuse(self, reason: str) -> None:
+        """Keep the requests in the queue instead of refusing them, if that is wanted."""
+        if self._failure is None and self._enabled and not self.storing:
+            self._begin_storing()
+            return
+        self._give_back()
+        super().refuse(reason)
+
+    @property
+    def due_from(self) -> int | None:
+        """The operation of the outbox to read from, if more of it is to be sent now."""
+        if (
+            not self.storing
+            or not self._connected
+            or self._failure is not None
+            or self._again_at is not None
+            or self._setting_aside
+            or self._loaded_bytes >= LOAD_BYTES
+            or self._parked
+            or self._reader.op > self.outbox.hub.log.head_op
+        ):
+            return None
+        return self._reader.op
+
+    def loaded(self, first: int, batches: Sequence[Batch]) -> None:
+        """Send what the driver has read from operation ``first`` on."""
+        if first != self._reader.op or self.due_from is None:
+            return
+        self._parked += self._reader.take(batches)
+        self._send_parked()
+
+    def answered(self, request: RelayRequest, result: Published | HeadraceError) -> None:
+        """Take the upstream hub's answer."""
+        if isinstance(result, HeadraceError) and request in self._loaded and request in self._sent:
+            self._lost_at = None
+            self._refuse_kept(self._loaded[request], result)
+            return
+        super().answered(request, result)
+
+    def unfit(self, request: RelayRequest, error: HeadraceError) -> None:
+        """Refuse a request that was just due and cannot be sent."""
+        if request in self._loaded:
+            self._refuse_kept(self._loaded[request], error)
+        else:
+            super().unfit(request, error)
+
+    # Keeping
+
+    def _put(self, request: RelayRequest) -> None:
+        if self.storing and self._failure is None:
+            self._keep(request)
+        else:
+            super()._put(request)
+
+    def _begin_storing(self) -> None:
+        self.storing = True
+        waiting = [*self._sent, *self._waiting]
+        self._sent.clear()
+        self._waiting.clear()
+        self._under_way = 0
+        self._numbers.begin_anew()
+        self._numbers_of_entries.begin_anew()
+        for request in waiting:
+            self._release(request.size)
+            if self._keeps(request.rows):
+                self._keep(request)
+            else:
+                self._refuse_here(request, self._not_kept())
+
+    def _keep(self, request: RelayRequest) -> None:
+        if self._hub.shortage is not None:
+            self._refuse_here(request, self._hub.shortage)
+            return
+        if self.is_overdue:
+            self._refuse_here(request, UnavailableError(self._overdue()))
+            return
+        gap = self._gaps.get(request.publisher)
+        if gap is not None and request.follows and request.number > gap:
+            reason = (
+                f"number {request.number} of publisher {request.publisher!r} follows one that was not taken"
+            )
+            request.reply(RefusedError("conflict", reason))
+            return
+        if not request.publisher:
+            self._kept_numbers.give(request)
+        messages = sum(len(batch) for batch in request.rows if not batch.is_entries)
+
+        def told(result: Published | HeadraceError) -> None:
+            if isinstance(result, HeadraceError):
+                self._refuse_here(request, result)
+                return
+            self._gaps.pop(request.publisher, None)
+            if not (request.passed and result.repeated):
+                self._kept.value += messages - result.repeated
+            request.reply(result)
+            self.load()
+
+        if self.outbox.empty:
+            self.oldest = self.time_of_day
+        self.outbox.keep(
+            request.rows,
+            request.publisher,
+            request.number,
+            told,
+            passed=request.passed,
+            size=request.size,
+            follows=request.follows,
+            claim=request.claim,
+            since=request.since if request.sent else self._hub.log.head_op,
+        )
+
+    def _refuse_here(self, request: RelayRequest, error: HeadraceError) -> None:
+        """Refuse what the outbox does not take, and whatever is to follow it."""
+        own = self._kept_numbers.leave_gap(request)
+        if request.publisher and not own:
+            self._gaps[request.publisher] = request.number
+            if len(self._gaps) > MAX_GAPS:
+                self._gaps.popitem(last=False)
+        self._hub.counters.refuse("upstream", "outbox", request.publisher, error)
+        request.reply(UnavailableError(f"{error}; {UNKNOWN}") if request.sent else error)
+
+    def _keepable(self, submitted: Sequence[Submission]) -> list[Submission]:
+        """Refuse the changes of state that nothing can be promised about."""
+        fit: list[Submission] = []
+        messages = [each.batch for each in submitted if not each.batch.is_entries]
+        for group in tied_groups(submitted):
+            if any(self._is_state(each.batch, messages) for each in group):
+                self._hub.refuse(group, self._not_kept(), "upstream")
+            else:
+                fit += group
+        return fit
+
+    def _keeps(self, rows: Sequence[Batch]) -> bool:
+        return not any(self._is_state(batch, rows, alone=True) for batch in rows)
+
+    def _is_state(self, batch: Batch, messages: Sequence[Batch], *, alone: bool = False) -> bool:
+        """Whether a batch is an entry that is not kept: anything but a service, for a message that needs it."""
+        if not batch.is_entries:
+            return False
+        wanted = {
+            f"{self._services}{topic}"
+            for each in messages
+            if not each.is_entries
+            for topic in column_texts(each, "topic")
+        }
+        return any(
+            not topic.startswith(self._services) or (topic not in wanted and not alone)
+            for topic in column_texts(batch, "topic")
+        )
+
+    def _not_kept(self) -> UnavailableError:
+        return UnavailableError(
+            "the upstream hub is away: messages are kept here until it is back, and this is none. Try again later"
+        )
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the oldest request has waited for so long that no more are kept."""
+        most = self._most_seconds
+        return (
+            most is not None and self.oldest is not None and self.time_of_day - self.oldest > most * 1_000_000
+        )
+
+    def _overdue(self) -> str:
+        return f"the oldest message kept here has waited for more than upstream.store_seconds = {self._most_seconds:g}"
+
+    # Forwarding
+
+    def _send_parked(self) -> None:
+        """Put what was read in the queue, in order, and stop at a request that must wait for the one before."""
+        while self._parked:
+            kept = self._parked[0]
+            end = self._ends.get(kept.publisher)
+            if not kept.terms.passed and end not in (None, kept.number):
+                break
+            self._order.append(self._parked.popleft())
+            self.oldest = self._order[0].time
+            if kept.op not in self._done:
+                self._queue(kept, follows=kept.terms.follows or end is not None)
+        self._advance()
+        self.wake()
+
+    def _queue(self, kept: KeptRequest, *, follows: bool) -> None:
+        # If the one before is refused, those after it must be, too: numbers never go back.
+        terms = kept.terms
+        claim = Claim(terms.epoch, terms.client, terms.retry)
+        request = RelayRequest(kept.rows, _ignore, terms.passed, kept.publisher, kept.number, follows, claim)
+        request.reply = partial(self._answered_above, request, kept)
+        request.sent, request.since = kept.op <= self._perhaps_sent, terms.since
+        self._perhaps_sent = max(self._perhaps_sent, kept.op)
+        self._loaded[request] = kept
+        self._loaded_bytes += request.size
+        if not terms.passed:
+            self._ends[kept.publisher] = kept.number + sum(map(len, kept.rows))
+        super()._put(request)
+
+    def _answered_above(
+        self, request: RelayRequest, kept: KeptRequest, result: Published | HeadraceError
+    ) -> None:
+        """Take a request's outcome: errors come from a refused queue only, and leave it where it is."""
+        if self._loaded.pop(request, None) is not None:
+            self._loaded_bytes -= request.size
+            if self._ends.get(kept.publisher) == kept.number + sum(map(len, kept.rows)):
+                del self._ends[kept.publisher]
+        if isinstance(result, HeadraceError):
+            return
+        self.refused_for_now = None
+        if kept.op >= self.outbox.state.settled.op and kept.op not in self._done:
+            self._sent_up.value += kept.terms.messages
+            self._done.add(kept.op)
+            self._advance()
+        self._send_parked()
+        self.load()
+
+    def _advance(self) -> None:
+        """Note how far the upstream hub has everything; stop storing once it has it all."""
+        settled: list[KeptRequest] = []
+        while self._order and self._order[0].op in self._done:
+            settled.append(self._order.popleft())
+            self._done.remove(settled[-1].op)
+        if settled:
+            terms = [each.terms for each in settled]
+            self.outbox.settle(
+                settled[-1],
+                len(settled),
+                sum(each.messages for each in terms),
+                sum(each.size for each in terms),
+            )
+            self.oldest = self._order[0].time if self._order else self.oldest
+            self.changed()
+        if self.storing and self.outbox.empty and self._connected:
+            self.storing, self.oldest = False, None
+            self._gaps.clear()
+
+    def _refuse_kept(self, kept: KeptRequest, error: HeadraceError) -> None:
+        self._give_back()
+        code = error.code if isinstance(error, RefusedError) else ""
+        if kept.terms.passed and code == "conflict":
+            # It has none of the marks from this one on: it has forgotten the name, or refused one before.
+            self._setting_aside = True
+            self.outbox.rename(kept, kept.number, self._make_name(), self._went_on)
+        elif _is_for_good(kept, error):
+            self._setting_aside = True
+            self.set_aside(kept, error, partial(self._is_aside, kept))
+        else:
+            self.refused_for_now = str(error)
+            self._again_at = self._now + AGAIN_SECONDS
+
+    def _is_aside(self, kept: KeptRequest) -> None:
+        self._refused_above.value += kept.terms.messages
+        self._done.add(kept.op)
+        self.outbox.refuse(kept, self._make_name(), self._went_on)
+
+    def _went_on(self) -> None:
+        self._setting_aside = False
+        self.load()
+
+    def _give_back(self) -> None:
+        """Take all kept requests out of the queue: they are read again from the oldest unsettled one on."""
+        back = [each for each in (*self._sent, *self._waiting) if each in self._loaded]
+        self._waiting = deque(each for each in self._waiting if each not in self._loaded)
+        for request in back:
+            if request in self._sent:
+                del self._sent[request]
+                self._under_way -= request.size
+            self._release(request.size)
+        self._loaded.clear()
+        self._loaded_bytes = 0
+        self._order.clear()
+        self._parked.clear()
+        self._ends.clear()
+        self._reader = KeptReader(self.outbox.state)
+
+    def _relieved(self) -> None:
+        if not self._hub.congested:
+            self._hub.relieved()
+
+
+def _ignore(_: Published | HeadraceError) -> None:
+    """Stand in for the reply that needs the request itself."""
+
+
+def _is_for_good(kept: KeptRequest, error: HeadraceError) -> bool:
+    """Whether the upstream hub would refuse a request again, whenever it is sent."""
+    match error:
+        case LimitError() | MalformedError():
+            return True
+        case RefusedError(code=code):
+            # A frontend that may not pass anything on is told so, and keeps what it has.
+            return code in _FOR_GOOD and not (code == "forbidden" and kept.terms.passed)
+        case _:
+            return False

@@ -1,0 +1,320 @@
+"""The outbox's disk: files, threads and the clock for what :mod:`~headrace.hub.publishing.storing_relay` decides.
+
+``DATA/outbox/log`` is the outbox, ``DATA/outbox/aside/log`` what the upstream hub refused for good. Both are logs that
+``headrace log dump --data DATA/outbox`` reads. Appends, syncs and reads are done by threads. What the upstream hub has
+is removed segment by segment, after a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypedDict
+from uuid import uuid4
+
+from headrace.config import Settings
+from headrace.errors import HeadraceError, StorageError
+from headrace.hub.publishing.outbox import KeptRequest, Outbox
+from headrace.hub.publishing.passed import column_texts
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.set_aside import SetAside
+from headrace.hub.publishing.storing_relay import StoringRelay
+from headrace.hub.sequence import Hub
+from headrace.hub.services.objects import PART as SERVICES
+from headrace.log import Log
+from headrace.log.snapshots.start_after import is_log
+from headrace.log.store import remove_files
+from headrace.net.server.log.maintenance import GroupCommit
+from headrace.net.server.log.repeat_comparison import in_threads
+from headrace.net.server.machine.log_disk import LogDisk, let_append
+from headrace.net.server.machine.steady_clock import SteadyClock
+from headrace.net.server.machine.writer_thread import WriterThread
+
+logger = logging.getLogger("headrace")
+
+SEGMENT_BYTES: Final = 8 << 20
+READ_BYTES: Final = 512 << 10
+"""Bytes that are read from the outbox at a time."""
+
+FULL: Final = 0.98
+"""The share of the bound from which the outbox counts as full: a larger message may find no room earlier."""
+
+_TRIM_BYTES: Final = 64 << 10
+"""An outbox that is sent up and smaller than this is left as it is."""
+
+_AGAIN_SECONDS: Final = 1.0
+"""Seconds until the disk is asked again for what it refused."""
+
+
+class OutboxStatus(TypedDict):
+    """The outbox in the status."""
+
+    storing: bool
+    """Whether what is published here is kept."""
+    messages: int
+    """Kept, and not upstream yet."""
+    bytes: int
+    most_bytes: int
+    oldest: float | None
+    """When the oldest of them was kept, in seconds since 1970."""
+    overdue: bool
+    aside: int
+    """Messages that the upstream hub refused for good."""
+    problem: str | None
+
+
+def outbox_directory(settings: Settings) -> Path:
+    """Return where the outbox is."""
+    return settings.node.data / "outbox"
+
+
+def has_outbox(settings: Settings) -> bool:
+    """Whether there is an outbox, or is to be one."""
+    return settings.upstream.store or is_log(outbox_directory(settings) / "log")
+
+
+class OutboxDisk:
+    """The outbox of a frontend, on its disk."""
+
+    def __init__(self, settings: Settings, hub: Hub, holders: PublisherNumbers, *, most_waiting: int) -> None:
+        self.problem: str | None = None
+        """Why the outbox does not take or give messages, if so."""
+        self._settings = settings
+        self._clock = SteadyClock()
+        directory = outbox_directory(settings)
+        log = self._open(directory / "log")
+        try:
+            self._threads = ThreadPoolExecutor(3, "headrace-outbox")
+            self._writer = WriterThread()
+            outbox = Outbox(
+                log,
+                hub.log.uuid,
+                holders,
+                most=settings.upstream.store_bytes,
+                node=hub.node,
+                elsewhere=in_threads(self._threads),
+            )
+            aside = directory / "aside" / "log"
+            self._aside = SetAside(self._open(aside), log.uuid) if is_log(aside) else None
+        except BaseException:
+            log.close()
+            raise
+        if log.torn is not None:
+            hub.counters.add("torn_tails")
+            logger.warning(
+                "cut %d bytes of an unfinished write off the outbox: %s", log.torn.size, log.torn.reason
+            )
+        self._log = log
+        self._outbox = outbox
+        outbox.aside_bytes = 0 if self._aside is None else self._aside.size
+        self._disk = LogDisk(log, self._threads, self._writer, alone=True)
+        let_append(outbox.hub, self._disk)
+        if log.fsync == "always":
+            outbox.hub.commit_by(GroupCommit(outbox.hub, self._threads))
+        outbox.hub.wake = self._wake
+        outbox.hub.take_turn = self._turn
+        self._turn_due = False
+        self.relay = StoringRelay(
+            hub,
+            outbox,
+            name=lambda: uuid4().hex,
+            patience=settings.node.upstream_seconds,
+            most=most_waiting,
+            now=asyncio.get_running_loop().time(),
+            enabled=settings.upstream.store,
+            services=SERVICES,
+            most_seconds=settings.upstream.store_seconds,
+        )
+        self.relay.time_of_day = self._clock.now()
+        self.relay.load = self._load
+        self.relay.set_aside = self._set_aside
+        self.relay.changed = self._trim
+        self._loading = self._trimming = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        if log.fsync == "interval":
+            self._begin(self._keep_synced())
+        self._turn()
+        waiting = outbox.state.waiting
+        if waiting.requests:
+            logger.info(
+                "the outbox has %d messages (%d bytes) for the upstream hub", waiting.messages, waiting.size
+            )
+
+    def tick(self, now: float) -> None:
+        """Look at the clock and the disk."""
+        self.relay.time_of_day = self._clock.now()
+        self._disk.look(now)
+
+    async def close(self) -> None:
+        """Close the files."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        for log in (self._log, *(() if self._aside is None else (self._aside.log,))):
+            try:
+                await loop.run_in_executor(self._threads, log.close)
+            except StorageError as error:
+                logger.error("the outbox's disk fails while stopping: %s", error)
+        self._threads.shutdown(wait=False)
+        self._writer.shutdown(wait=False)
+
+    @property
+    def refusing(self) -> str | None:
+        """Why the outbox takes no more messages, if so."""
+        failed = self._outbox.hub.failed or self._disk.problem
+        if failed is not None:
+            return f"the outbox: {failed}"
+        if self.relay.is_overdue:
+            return (
+                f"the outbox: its oldest message has waited for {self._settings.upstream.store_seconds:g} s"
+            )
+        if self._outbox.size >= FULL * self._outbox.most:
+            return (
+                f"the outbox is full: {self._outbox.size} of {self._outbox.most} bytes (upstream.store_bytes)"
+            )
+        return None
+
+    def facts(self) -> OutboxStatus:
+        """Describe the outbox for the status."""
+        waiting, oldest = self._outbox.state.waiting, self.relay.oldest
+        return {
+            "storing": self.relay.storing,
+            "messages": waiting.messages,
+            "bytes": self._outbox.size,
+            "most_bytes": self._outbox.most,
+            "oldest": None if oldest is None or not waiting.requests else oldest / 1e6,
+            "overdue": self.relay.is_overdue,
+            "aside": 0 if self._aside is None else self._aside.messages,
+            "problem": self.problem or self.refusing or self.relay.refused_for_now,
+        }
+
+    def _open(self, directory: Path) -> Log:
+        return Log.open(directory, fsync=self._settings.log.fsync, segment_bytes=SEGMENT_BYTES)
+
+    def _wake(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        self._outbox.hub.turn(self._clock.now())
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep_synced(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.log.fsync_interval)
+            if self._log.dirty:
+                try:
+                    await self._in_thread(self._log.sync)
+                except StorageError as error:
+                    logger.critical("the outbox's disk failed to sync, nothing more is kept: %s", error)
+                    self._outbox.hub.counters.add("sync_failures")
+                    self._outbox.hub.fail(error)
+                    return
+
+    # Sending up
+
+    def _load(self) -> None:
+        if not self._loading and self.relay.due_from is not None:
+            self._loading = True
+            self._begin(self._read())
+
+    async def _read(self) -> None:
+        try:
+            while (op := self.relay.due_from) is not None:
+                try:
+                    batches = await self._in_thread(partial(self._log.read_ops, op, None, READ_BYTES))
+                except StorageError as error:
+                    # What follows is not sent either: the order is a promise.
+                    self.problem = f"the outbox cannot be read: {error}"
+                    logger.error("%s", self.problem)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                    continue
+                self.problem = None
+                self.relay.loaded(op, batches)
+        finally:
+            self._loading = False
+
+    def _set_aside(self, request: KeptRequest, error: HeadraceError, done: Callable[[], None]) -> None:
+        self._begin(self._put_aside(request, error, done))
+
+    async def _put_aside(self, request: KeptRequest, error: HeadraceError, done: Callable[[], None]) -> None:
+        directory = outbox_directory(self._settings) / "aside"
+        topics = sorted({topic for batch in request.rows for topic in column_texts(batch, "topic")})
+        while True:
+            try:
+                if self._aside is None:
+                    opened = await self._in_thread(partial(self._open, directory / "log"))
+                    self._aside = SetAside(opened, self._log.uuid)
+                await self._in_thread(partial(self._aside.put, request, error, self._clock.now()))
+                break
+            except StorageError as problem:
+                self.problem = f"what the upstream hub refused cannot be set aside: {problem}"
+                logger.error("%s", self.problem)
+                await asyncio.sleep(_AGAIN_SECONDS)
+        self.problem = None
+        self._outbox.aside_bytes = self._aside.size
+        logger.error(
+            "the upstream hub refused %d messages that were kept here, of publisher %s from number %d on, on %s: %s;"
+            " they are set aside in %s",
+            request.terms.messages,
+            request.publisher,
+            request.number,
+            ", ".join(topics[:5]) or "no topic",
+            error,
+            directory,
+        )
+        done()
+
+    # Removing what is upstream
+
+    def _trim(self) -> None:
+        log, settled = self._log, self._outbox.state.settled.op
+        oldest = log.segments[0]
+        whole = len(log.segments) > 1 and oldest.last_op < settled
+        if not self._trimming and (whole or (self._outbox.empty and log.size > _TRIM_BYTES)):
+            self._trimming = True
+            self._begin(self._trimmed())
+
+    async def _trimmed(self) -> None:
+        log, hub = self._log, self._outbox.hub
+        try:
+            if self._outbox.empty:
+                await self._in_thread(log.rotate)
+            # As of the state, not of what it is about to be: a snapshot must not be ahead of the log.
+            settled, state = self._outbox.state.settled.op, hub.state.freeze()
+            await self._in_thread(partial(log.write_snapshot, state.op, state.seq, state.sections))
+            await self._in_thread(partial(_remove_before, log, settled))
+        except StorageError as error:
+            logger.warning("the outbox is not made shorter for now: %s", error)
+        finally:
+            self._trimming = False
+
+
+def _remove_before(log: Log, op: int) -> None:
+    """Remove the segments that end before an operation; a snapshot must cover them."""
+    gone = [segment for segment in log.segments[:-1] if segment.last_op < op]
+    if not gone:
+        return
+    following = log.segments[len(gone)]
+    # Segments go by their messages: one of entries only ends with the same message as the one before.
+    upto = (
+        gone[-1].last
+        if following.last > gone[-1].last or len(log.segments) == len(gone) + 1
+        else gone[-1].last - 1
+    )
+    _, removed = log.let_go(0, retain_bytes=0, retain_us=None, holds={}, archived=upto, unsealed=True)
+    remove_files(removed)
