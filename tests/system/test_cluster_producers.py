@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 from tests.clusterprocess import Trio
 from tests.hubprocess import HubProcess
+from tests.system.observing import PATIENCE_SECONDS
 
 ROUNDS = 25
 
@@ -28,6 +29,15 @@ async def append(
         return answer.status, answer.headers.get("Producer-Epoch")
 
 
+async def known(session: aiohttp.ClientSession, node: HubProcess) -> None:
+    """Wait until a node knows the stream."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            async with session.head(f"http://{node.doors['http']}/v1/stream/orders") as answer:
+                if answer.status == 200:
+                    return
+
+
 async def content(session: aiohttp.ClientSession, node: HubProcess) -> str:
     async with session.get(f"http://{node.doors['http']}/v1/stream/orders?offset=-1") as answer:
         assert answer.status == 200
@@ -42,7 +52,8 @@ async def test_an_append_at_several_nodes_at_once_is_one(tmp_path: Path) -> None
             url = f"http://{nodes[0].doors['http']}/v1/stream/orders"
             async with session.put(url, headers={"Content-Type": "text/plain"}) as made:
                 assert made.status == 201
-            await asyncio.to_thread(trio.working)
+            for node in nodes:
+                await known(session, node)
             for seq in range(ROUNDS):
                 tries = [append(session, node, 0, seq, b"<%d>" % seq) for node in nodes]
                 told = Counter(status for status, _ in await asyncio.gather(*tries))

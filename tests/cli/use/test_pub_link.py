@@ -14,6 +14,8 @@ from tests.cli.pseudo_terminal import Terminal
 from tests.forking import piped
 from tests.hubprocess import HubProcess
 
+from headrace import Acknowledged, Kept
+from headrace.cli.use.pub import Told
 from headrace.log import Log
 from headrace.message import Message
 
@@ -171,3 +173,15 @@ def test_a_hub_that_restarts_gets_everything_once(tmp_path: Path, command: Comma
         payloads = [each.payload for each in kept(hub, 1, told["last"])]
         assert payloads == [b"before", b"after"]
         hub.terminate()
+
+
+def test_what_a_frontend_keeps_is_told_apart_from_numbers() -> None:
+    told = Told()
+    assert told.sentence() == "there was nothing to publish"
+    told.note(Kept(None, None), 2)
+    assert told.facts() == {"first": None, "last": None, "kept": 2}
+    assert told.sentence() == "kept 2 messages at the frontend until its upstream hub is back"
+    # The upstream hub is back meanwhile.
+    told.note(Acknowledged(7, 9), 3)
+    assert told.facts() == {"first": 7, "last": 9, "kept": 2}
+    assert told.sentence().startswith("7-9, and kept 2 messages")

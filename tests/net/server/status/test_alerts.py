@@ -18,6 +18,8 @@ WELL: dict[str, Any] = {
     "pipeline": {"state": "running", "age": 1.0, "jobs": {"archive": {"state": "running", "batch": 3}}},
 }
 
+OUTBOX: dict[str, Any] = {"messages": 7, "bytes": 79, "most_bytes": 100, "aside": 0, "problem": None}
+
 
 def kinds(facts: dict[str, Any], refusals: dict[str, int] | None = None) -> list[tuple[str, str]]:
     return [(each.alert, each.about) for each in alerts_from({**WELL, **facts}, Counter(refusals or {}))]
@@ -25,6 +27,8 @@ def kinds(facts: dict[str, Any], refusals: dict[str, int] | None = None) -> list
 
 def test_a_hub_that_is_well_has_no_alert() -> None:
     assert kinds({}) == []
+    assert kinds({"upstream": None}) == kinds({"upstream": {"outbox": None}}) == []
+    assert kinds({"upstream": {"outbox": OUTBOX}}) == []
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,9 @@ def test_a_hub_that_is_well_has_no_alert() -> None:
             ("job_failing", "m"),
         ),
         ({"pipeline": {"state": "running", "age": 100.0, "jobs": {}}}, ("pipeline_silent", "")),
+        ({"upstream": {"outbox": {**OUTBOX, "bytes": 80}}}, ("outbox", "")),
+        ({"upstream": {"outbox": {**OUTBOX, "problem": "it cannot be read"}}}, ("outbox", "")),
+        ({"upstream": {"outbox": {**OUTBOX, "aside": 3}}}, ("outbox_aside", "")),
         ({"loop": {"slow_lately": True, "last": {"seconds": 0.2, "cause": "encode:7"}}}, ("slow_turn", "")),
     ],
 )
