@@ -30,8 +30,8 @@ from headrace.log.snapshots.start_after import is_log
 from headrace.log.store import remove_files
 from headrace.net.server.log.maintenance import GroupCommit
 from headrace.net.server.log.repeat_comparison import in_threads
+from headrace.net.server.machine.clock import machine_clock
 from headrace.net.server.machine.log_disk import LogDisk, let_append
-from headrace.net.server.machine.steady_clock import SteadyClock
 from headrace.net.server.machine.writer_thread import WriterThread
 
 logger = logging.getLogger("headrace")
@@ -84,7 +84,7 @@ class OutboxDisk:
         self.problem: str | None = None
         """Why the outbox does not take or give messages, if so."""
         self._settings = settings
-        self._clock = SteadyClock()
+        self._clock = machine_clock()
         directory = outbox_directory(settings)
         log = self._open(directory / "log")
         try:
@@ -115,9 +115,8 @@ class OutboxDisk:
         let_append(outbox.hub, self._disk)
         if log.fsync == "always":
             outbox.hub.commit_by(GroupCommit(outbox.hub, self._threads))
-        outbox.hub.wake = self._wake
-        outbox.hub.take_turn = self._turn
-        self._turn_due = False
+        outbox.hub.now = self._clock.now
+        outbox.hub.wake = partial(asyncio.get_running_loop().call_soon, outbox.hub.take_turn)
         self.relay = StoringRelay(
             hub,
             outbox,
@@ -137,7 +136,7 @@ class OutboxDisk:
         self._tasks: set[asyncio.Task[None]] = set()
         if log.fsync == "interval":
             self._begin(self._keep_synced())
-        self._turn()
+        outbox.hub.take_turn()
         waiting = outbox.state.waiting
         if waiting.requests:
             logger.info(
@@ -195,15 +194,6 @@ class OutboxDisk:
 
     def _open(self, directory: Path) -> Log:
         return Log.open(directory, fsync=self._settings.log.fsync, segment_bytes=SEGMENT_BYTES)
-
-    def _wake(self) -> None:
-        if not self._turn_due:
-            self._turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._turn_due = False
-        self._outbox.hub.turn(self._clock.now())
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
