@@ -266,3 +266,24 @@ def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
         HubOptions(key_file=str(tmp_path / "none")).credentials({})
     with pytest.raises(UsageError, match="cannot be read"):
         HubOptions(client_id="me", key_file=str(tmp_path / "none")).credentials({})
+
+
+def test_access_is_handed_on_as_options() -> None:
+    given = {
+        "servers": "tube+tls://a:1,tube+tls://b:2", "clientId": "spark-1", "keyFile": "/k", "patience": "5",
+        "tls.ca": "/ca", "tls.cert": "/cert", "tls.key": "/key",
+    }  # fmt: skip
+    access = parse_source_options(given, stream=True).access
+    assert access.options == given
+    assert parse_source_options(access.options, stream=False).access == access
+
+
+def test_executors_get_the_names_of_the_files_that_the_drivers_environment_names() -> None:
+    environ = {"HEADRACE_CA": "/ca", "HEADRACE_CERT": "/cert", "HEADRACE_PIN": "/pin"}
+    access = HubOptions.to("tube+tls://a:1").with_tls_files(environ)
+    # An authority is preferred to a pin, as everywhere.
+    assert dict(access.tls_files) == {"ca": "/ca", "cert": "/cert"}
+    assert HubOptions.to("a:1").with_tls_files({"HEADRACE_PIN": "/pin"}).tls_files == (("pin", "/pin"),)
+    # Files alone do not turn TLS on: they may be for dispatchers.
+    plain = HubOptions.to("a:1").with_tls_files(environ)
+    assert parse_source_options(plain.options, stream=True).access.servers == "a:1"

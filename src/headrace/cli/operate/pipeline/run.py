@@ -202,15 +202,15 @@ def run_for_hub(settings: Settings) -> None:
         )
     export_credentials(credentials)
     wanted, where = settings.pipeline, str(settings.listen.tube_tcp)
-    expect_this_hub(settings)
-    if has_tls(settings, "tube_tcp"):
+    if settings.tls.cert is not None and "tube_tcp" in (settings.tls.doors or DOORS):
+        expect_this_hub(settings)
         where = f"tube+tls://{where}"
     master = f"local[{max(cores('local[*]') - 1, 1)}]" if wanted.master == "auto" else wanted.master
     asked = PipelineRequest(
         wanted.jobs,
         HubOptions.to(where).with_tls_files(),
         master=master,
-        params=with_dispatcher(settings),
+        params=wanted.params,
         root=str(settings.node.data.absolute() / "pipeline"),
         memory=wanted.memory,
         conf=wanted.conf,
@@ -227,20 +227,6 @@ def run_for_hub(settings: Settings) -> None:
     pipeline = Pipeline(asked, log_event)
     stop_on_signals(pipeline, watched=True)
     pipeline.run()
-
-
-def has_tls(settings: Settings, door: str) -> bool:
-    """Whether the hub with these settings speaks TLS at a door."""
-    return settings.tls.cert is not None and door in (settings.tls.doors or DOORS)
-
-
-def with_dispatcher(settings: Settings) -> dict[str, str]:
-    """Return the pipeline's parameters; unless they say otherwise, ``match`` pushes to this hub's own dispatcher."""
-    params, door = dict(settings.pipeline.params), settings.listen.dispatcher
-    if "match" in settings.pipeline.jobs and door is not None and "dispatchers" not in params:
-        scheme = "dispatcher+tls://" if has_tls(settings, "dispatcher") else ""
-        params.setdefault("match.dispatchers", f"{scheme}{door}")
-    return params
 
 
 def check_params(settings: Settings) -> None:
