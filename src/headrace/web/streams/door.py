@@ -363,7 +363,7 @@ class StreamDoor:
             with held(self._server.access, request):
                 return await self._poll(request, topic, stream, after, asked)
         if asked.now:
-            page = Page([], stream.tail, up_to_date=True)
+            page = Page([], stream.tail, up_to_date=True, closed=stream.closed)
         else:
             page = await self._reader.read(stream, after)
         return self._page(request, stream, after, page, asked)
@@ -378,7 +378,7 @@ class StreamDoor:
         status: int = 200,
     ) -> web.Response:
         headers = {"Stream-Next-Offset": write_offset(page.upto)}
-        closed = stream.closed and page.up_to_date
+        closed = page.closed
         if page.up_to_date:
             headers["Stream-Up-To-Date"] = "true"
         if closed:
@@ -412,7 +412,7 @@ class StreamDoor:
                 page = await self._reader.read(stream, after)
                 if page.messages:
                     return self._page(request, stream, after, page, asked)
-                if stream.closed or not await watch.changed(deadline, self._stopping):
+                if page.closed or not await watch.changed(deadline, self._stopping):
                     return self._page(request, stream, after, page, asked, 204)
                 stream = await self._existing(topic)
                 self._check_reads(request, stream)
@@ -436,7 +436,7 @@ class StreamDoor:
         with Watch(self._streams, topic) as watch, suppress(ConnectionError, web.HTTPException):
             while True:
                 page = await self._reader.read(stream, after)
-                closed = stream.closed and page.up_to_date
+                closed = page.closed
                 if page.messages or closed or not said:
                     cursor = next_cursor(time(), cursor)
                     await self._send(request, response, _event_text(stream.shape, page, closed, cursor))

@@ -31,6 +31,8 @@ class Page(NamedTuple):
     """The message that the next page begins after."""
     up_to_date: bool
     """Whether there was no more."""
+    closed: bool = False
+    """Whether there never will be."""
 
 
 class StreamReader:
@@ -41,11 +43,14 @@ class StreamReader:
         self._log = server.hub.log
 
     async def read(self, stream: Stream, after: int | None, most: int | None = None) -> Page:
-        """Read a page of a stream after a message, or from its beginning."""
+        """Read a page of a stream after a message, or from its beginning.
+
+        The stream may grow, and be closed, while threads read: the page is of what it was when that began.
+        """
         found: list[Message] = []
         size = 0
-        ranges = stream.ranges()
-        upto = (ranges[0].after if after is None else after) if ranges else stream.tail
+        ranges, tail, closed = stream.ranges(), stream.tail, stream.closed
+        upto = (ranges[0].after if after is None else after) if ranges else tail
         for topic, begin, last in ranges:
             at = max(begin, -1 if after is None else after)
             if at + 1 < self._log.first <= last:
@@ -59,8 +64,8 @@ class StreamReader:
                     size += len(message.payload)
                     upto = message.seq
                     if size >= PAGE_BYTES or len(found) == most:
-                        return Page(found, upto, up_to_date=upto >= stream.tail)
-        return Page(found, max(upto, stream.tail), up_to_date=True)
+                        return Page(found, upto, upto >= tail, closed and upto >= tail)
+        return Page(found, max(upto, tail), True, closed)
 
     async def topic_as_stream(self, topic: str, after: int) -> Stream | None:
         """Return the stream that a topic is because it has messages after ``after``."""
