@@ -2,7 +2,8 @@
 
 Subscriptions have two predicates over 20 attributes, chosen at random, of two kinds: *equality and range* (one of 1,000
 values, and 1 % of the domain), and *two ranges* (1 % of the domain each). *Circles* are regions of a plane whose boxes
-are such ranges, and *names* are two ranges each, 100 of them of one client. A message has all 20 attributes. Every way
+are such ranges, *fences* are circles that a moving key enters or leaves, and *names* are two ranges each, 100 of them
+of one client. A message has all 20 attributes. Every way
 gets the same batch and must find as many clients; each runs in one thread.
 
 Rates are by the clock and by processor time. On a quiet machine the two are the same; on a busy one the second says
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
@@ -31,9 +32,16 @@ import pyarrow as pa
 
 import bench
 from headrace.hub.routing.local_matcher import LocalMatcher, clients_of
-from headrace.hub.routing.subscriptions import Subscriptions, change, serialize_fields
+from headrace.hub.routing.subscription_parts import (
+    serialize_fields,
+)
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+    change,
+)
 from headrace.matching import Matcher
 from headrace.message import Batch, Run, envelope_rows, map_column
+from headrace.wire.sdk.fence import Fence
 from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate
 from headrace.wire.sdk.region import Circle
 
@@ -44,6 +52,8 @@ WIDTH = 10.0
 MESSAGES = 1_024
 SCANNED = 8
 """Messages that the numpy scan takes: each costs the same."""
+
+REPEATS = 10
 
 NAMES = 100
 """Named subscriptions of one client."""
@@ -126,6 +136,37 @@ def _add_audiences(table: bench.Table, size: int, quick: bool) -> None:
     took, worked = _best(lambda: circles.match(plain.batch), quick)
     mean = float(matches.mean())
     table.add("circles", MESSAGES / took, MESSAGES / worked, mean, base="two ranges", least=least)
+    fenced, before, batches = _fences(plain, 1 if quick else REPEATS)
+    crossed = fenced.match(before)
+    assert len(crossed.clients) > 0, "nothing was entered"
+    coming = iter(batches)
+    # Each batch is of new messages: what was matched before is remembered.
+    took, worked = _best(lambda: fenced.match(next(coming)), quick)
+    mean = float(np.diff(crossed.offsets).mean())
+    table.add("fences", MESSAGES / took, MESSAGES / worked, mean, base="two ranges", least=least)
+
+
+def _fences(load: Load, count: int) -> tuple[Matcher, Batch, list[Batch]]:
+    """A circle as large as each subscription's ranges, entered or left; and keys that move, batch by batch."""
+    matcher, columns, radius = Matcher(), load.columns, WIDTH / 2
+    centres = zip((columns["low_first"] + radius).tolist(), (columns["low"] + radius).tolist(), strict=True)
+    for row, (x, y) in enumerate(centres):
+        fence = Fence(_name(1), Circle(x, y, radius), _name(2), ("enter",) if row % 2 else ("exit",))
+        matcher.subscribe(row.to_bytes(12), {_name(0): fence})
+        if row % 1_000 == 0 and matcher.rebuild_due:
+            matcher.rebuild()
+    matcher.rebuild(everything=True)
+    draw = np.random.default_rng(21)
+    numbers, made = load.numbers.copy(), []
+    numbers[:, 2] = np.arange(MESSAGES)
+    for place in range(count + 1):
+        if place:
+            # As far as a circle is wide: about half of what is left or entered is far from the edge.
+            angles = draw.uniform(0, 2 * np.pi, MESSAGES)
+            numbers[:, 0] = (numbers[:, 0] + WIDTH * np.cos(angles)) % DOMAIN
+            numbers[:, 1] = (numbers[:, 1] + WIDTH * np.sin(angles)) % DOMAIN
+        made.append(replace(_batch(load.kind, load.texts, numbers), first=1 + place * MESSAGES))
+    return matcher, made[0], made[1:]
 
 
 def _named(load: Load) -> tuple[Subscriptions, LocalMatcher]:
@@ -184,7 +225,7 @@ def _compare(load: Load, rate: tuple[float, float], table: bench.Table, quick: b
     table.add("headrace, of DuckDB", *rate, each, base="DuckDB join")
 
 
-def _best(work: Callable[[], object], quick: bool, repeats: int = 10) -> tuple[float, float]:
+def _best(work: Callable[[], object], quick: bool, repeats: int = REPEATS) -> tuple[float, float]:
     """The least seconds that one call took, by the clock and of processor time."""
     took = worked = float("inf")
     for _ in range(1 if quick else repeats):

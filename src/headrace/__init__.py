@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         circle,
         equals,
         exists,
+        fence,
         inside,
         missing,
         not_,
@@ -92,8 +93,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "headrace.client.base": "Client Row",
     "headrace.client.conditions": (
-        "AnyConditions Conditions above any_of at_least at_most below between circle equals exists inside missing not_ "
-        "one_of polygon starts_with where"
+        "AnyConditions Conditions above any_of at_least at_most below between circle equals exists fence inside "
+        "missing not_ one_of polygon starts_with where"
     ),
     "headrace.client.connect": "connect connect_sync",
     "headrace.client.fyrehose.client": "FyrehoseClient",
@@ -197,6 +198,7 @@ __all__ = [
     "connect_sync",
     "equals",
     "exists",
+    "fence",
     "inside",
     "missing",
     "not_",

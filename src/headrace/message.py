@@ -117,6 +117,8 @@ class Message(msgspec.Struct, frozen=True):
     numbers: Mapping[str, float] = {}
     subs: tuple[str, ...] = ()
     """The names of the content subscriptions that it satisfies, where the client gave them names."""
+    events: Mapping[str, tuple[str, ...]] = {}
+    """What it is to their fences, ``enter``, ``inside`` or ``exit``; the unnamed subscription's name is empty."""
 
     def _repr_html_(self) -> str:
         """Show it in a notebook: its envelope as a table, and the beginning of its payload."""
@@ -467,6 +469,8 @@ def messages(rows: pa.RecordBatch) -> Iterator[Message]:
     for time, row in zip(times, others, strict=True):
         row["attributes"] = dict(row["attributes"])
         row["numbers"] = dict(row["numbers"])
+        if "events" in row:
+            row["events"] = {"": tuple(row["events"])}
         yield Message(time=time, **row)
 
 

@@ -56,6 +56,7 @@ NOT_SENT = {
         "push of bytes",
         "push of the original",
         # Headrace's own, which the document does not have: other servers need not understand them.
+        "push with events",
         "push with names",
         "sub with alternatives",
         "subn",

@@ -12,7 +12,9 @@ from headrace.hub.routing.client_session import ClientSession, PushSource
 from headrace.hub.routing.client_session import MatcherPath as Way
 from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.session_feed import Found, Then
-from headrace.hub.routing.subscriptions import Subscriptions
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+)
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log
@@ -61,7 +63,7 @@ class Scene:
         self.subscriptions = Subscriptions()
         self.hub = Hub(self.log, 1, max_uncommitted=1 << 30, state=HubState(self.subscriptions))
         self.reads: list[tuple[bytes, int, int, Then]] = []
-        limits = {"max_subscriptions": 10, "max_predicates": 4, "replay": 1000, **options}
+        limits = {"max_subscriptions": 10, "max_predicates": 4, "max_tracks": 2, "replay": 1000, **options}
         self.connector = Connector(
             self.hub,
             self.subscriptions,

@@ -8,6 +8,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.message import SCHEMA, Batch, Run, map_column
+from headrace.wire.sdk.fence import Fence
 from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Inside, Not, Predicate, Prefix
 from headrace.wire.sdk.region import Circle, Polygon, Region
 
@@ -38,6 +39,14 @@ of_one_attribute: st.SearchStrategy[Predicate] = st.one_of(
 )
 insides = st.builds(Inside, NAMES, regions)
 predicates: st.SearchStrategy[Predicate] = of_one_attribute | insides
+fences = st.builds(
+    Fence,
+    st.sampled_from(["b", "c", "size"]),
+    regions,
+    st.sampled_from(["a", "d", "topic"]),
+    st.sampled_from([("enter",), ("inside",), ("exit",)]),
+    st.integers(0, 6),
+)
 subscriptions = st.dictionaries(NAMES, predicates, min_size=1, max_size=4)
 clients = st.integers(0, 30).map(lambda number: number.to_bytes(12))
 

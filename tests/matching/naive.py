@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isnan
 
 from headrace.matching.message_columns import scalars
 from headrace.message import Message
+from headrace.wire.sdk.fence import Fence
 from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Inside, Not, Predicate, Prefix
 from headrace.wire.sdk.region import Circle, Polygon, Region
 
@@ -40,7 +42,7 @@ def holds(predicate: Predicate, value: str | float | None) -> bool:
             return (value is not None) == present
         case Any(predicates):
             return any(holds(each, value) for each in predicates)
-        case Inside():
+        case Inside() | Fence():
             raise AssertionError("a region is judged by two attributes")
 
 
@@ -72,6 +74,31 @@ def matches(predicates: Mapping[str, Predicate], message: Message, *, json_attri
         else holds(predicate, facts.get(name))
         for name, predicate in predicates.items()
     )
+
+
+def event(fence: Fence, x: str, before: Sequence[Message], message: Message, window: int) -> str:
+    """What a message is to a fence on the attribute ``x``, after the messages before it; nothing if nothing."""
+    seen = _sighting(fence, x, message)
+    if seen is None:
+        return ""
+    key, at = seen
+    now, was = within(fence.region, *at), False
+    for earlier in before:
+        other = _sighting(fence, x, earlier)
+        counts = earlier.seq > fence.after and earlier.seq >= message.seq - window
+        if other is not None and counts and other[0] == key:
+            was = within(fence.region, *other[1])
+    return {(False, True): "enter", (True, True): "inside", (True, False): "exit"}.get((was, now), "")
+
+
+def _sighting(fence: Fence, x: str, message: Message) -> tuple[object, tuple[float, float]] | None:
+    facts = said(message)
+    key, across, up = (facts.get(name) for name in (fence.key, x, fence.y))
+    if key is None or isinstance(across, str) or isinstance(up, str) or across is None or up is None:
+        return None
+    if key != key or isnan(across) or isnan(up):
+        return None
+    return (message.topic, type(key), key), (across, up)
 
 
 def _inside(predicate: Inside, x: str | float | None, y: str | float | None) -> bool:

@@ -13,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.net.raw import TcpPeer, push, running_hub, until
 
 from headrace import web
-from headrace.hub.routing.subscriptions import subscribe
+from headrace.hub.routing.subscriptions import (
+    subscribe,
+)
 from headrace.net.server.process import Server
 from headrace.web import metric_names, metrics
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from headrace.errors import UsageError, WireError
+from headrace.wire.sdk.fence import EVENTS, Fence
 from headrace.wire.sdk.predicate import (
     Any,
     Between,
@@ -110,9 +111,12 @@ def where(conditions: Mapping[str, Condition] | None = None, /, **named: Conditi
     for name in named:
         if name in given:
             raise UsageError(f"where: {name!r} is given twice; an attribute has one condition")
-    return Conditions(
+    made = Conditions(
         {_checked_name(name): _checked(name, condition) for name, condition in {**given, **named}.items()}
     )
+    if sum(isinstance(each, Fence) for each in made.values()) > 1:
+        raise UsageError("where: one fence at most; alternatives are where(…) | where(…)")
+    return made
 
 
 def equals(value: Value) -> Predicate:
@@ -270,6 +274,26 @@ def inside(x: str, y: str, region: Region) -> Conditions:
     return where({x: Inside(_checked_name(y), region)})
 
 
+def fence(
+    x: str, y: str, region: Region, *, key: str, events: str | Sequence[str] = ("enter", "exit")
+) -> Conditions:
+    """A key enters the region, or leaves it: a message of it that is inside after one that was not, or the reverse.
+
+    ``key`` is the attribute that tells what moves, ``x`` and ``y`` are its coordinates. The events are ``enter``,
+    ``exit`` and ``inside``, a message that is inside after another that was; ``message.events`` says which it is.
+
+    >>> fence("lon", "lat", circle(14.42, 50.09, 0.05), key="taxi", events="enter")["lon"].events
+    ('enter',)
+    """
+    if not isinstance(region, Circle | Polygon):
+        raise UsageError(f"fence takes a circle(…) or a polygon(…), not {type(region).__name__}")
+    wanted = {events} if isinstance(events, str) else {*events}
+    if not wanted or not wanted <= {*EVENTS}:
+        raise UsageError(f"the events of a fence are {', '.join(EVENTS)}, not {', '.join(map(str, events))}")
+    in_order = tuple(event for event in EVENTS if event in wanted)
+    return where({x: Fence(_checked_name(y), region, _checked_name(key), in_order)})
+
+
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         raise UsageError(f"an attribute's name is text, not {type(name).__name__}")
@@ -298,7 +322,7 @@ def _predicate(condition: object) -> Predicate:
         case set() | frozenset():
             # The same set is the same bytes.
             return one_of(*sorted(condition, key=repr))
-        case Equals() | Between() | In() | Prefix() | Not() | Exists() | Any() | Inside():
+        case Equals() | Between() | In() | Prefix() | Not() | Exists() | Any() | Inside() | Fence():
             return condition
         case None:
             raise UsageError("None is no condition; missing() asks for messages without the attribute")
@@ -318,7 +342,7 @@ def _inner(condition: Condition, word: str) -> Extra:
             return In((low,))
         case Between():
             raise UsageError(f"a range cannot stand in {word}: the protocol cannot express it")
-        case Inside():
+        case Inside() | Fence():
             raise UsageError(f"a region cannot stand in {word}: alternatives are where(…) | where(…)")
         case predicate:
             return predicate

@@ -239,6 +239,7 @@ BUDGETS: Final = (
     "state_bytes",
     "staged_bytes",
     "filter_cost",
+    "tracks",
     "messages_per_second",
     "bytes_per_second",
     "sent_bytes_per_second",
@@ -298,6 +299,20 @@ class Matching:
     )
     json_attributes: bool = setting(
         flag(), False, "Whether the top-level strings and numbers of a JSON payload count as attributes."
+    )
+    # Two hubs that differ in this would see other events.
+    fence_window: int = setting(
+        count(1),
+        1_000_000,
+        "How many messages before one a fence searches for the previous position of its key: one that was not seen for"
+        " so long is forgotten. The same at every process that matches.",
+    )
+    # With a million keys each, a hundred megabytes.
+    max_tracks: int = setting(
+        count(0),
+        16,
+        "The most kinds of moving things that all fences may need together: a key and two coordinates, by the names of"
+        " their attributes.",
     )
     dispatchers: tuple[Address, ...] = setting(
         list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
@@ -524,7 +539,11 @@ class Limits:
     filter_cost_per_client: int = setting(
         count(1),
         100_000,
-        "What the filters of one client's streams cost together: one each, and one for each wildcard and predicate.",
+        "What the filters of one client's streams cost together: one each, and one for each wildcard, predicate and"
+        " vertex of a polygon.",
+    )
+    tracks_per_client: int = setting(
+        count(0), 4, "The most `matching.max_tracks` that fences of one client may need."
     )
     # They are on the disk, and a query cannot go on past a batch that does not fit.
     staged_bytes_per_client: int = setting(
@@ -537,7 +556,9 @@ class Limits:
         count(1), 5000, "The most connections of one client at all doors; of an unknown one, of its address."
     )
     subscriptions_per_client: int = setting(
-        count(1), 200_000, "The most subscriptions and streams of one client."
+        count(1),
+        200_000,
+        "The most subscriptions and streams of one client; each vertex of a polygon counts as one more.",
     )
     attributes: int = setting(count(1), 1024, "The most attributes of one message.")
     # Long enough for a service that is run once a quarter.

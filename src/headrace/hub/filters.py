@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from headrace.hub.topic_test import Mask, TopicTest, truth
 from headrace.message import Batch
-from headrace.wire.sdk.predicate import Predicate
+from headrace.wire.sdk.predicate import Predicate, weight
 
 if TYPE_CHECKING:
     from headrace.matching.row_filter import RowFilter
@@ -63,8 +63,8 @@ class Filter:
 
     @property
     def cost(self) -> int:
-        """What it costs to apply, about: one, and one more for each wildcard and predicate."""
-        return 1 + self.topics.wildcards + len(self._where)
+        """What it costs to apply, about: one, and one more for each wildcard, predicate and vertex of a polygon."""
+        return 1 + self.topics.wildcards + len(self._where) + weight(self._where)
 
     @property
     def compiled(self) -> bool:

@@ -9,7 +9,9 @@ from headrace.hub.lost_ranges import LostRanges
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.routing.matcher_ring import MatcherRing
-from headrace.hub.routing.subscriptions import Subscriptions
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+)
 from headrace.hub.services.objects import Services
 from headrace.hub.state import HubState
 from headrace.hub.streams.streams import Streams

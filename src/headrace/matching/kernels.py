@@ -22,7 +22,9 @@ from headrace.matching.group_lookup import Matrix, points, visits_of
 from headrace.matching.index.hashing import CLIENTS, FLOATS, NEAR, SEED
 from headrace.matching.index.segment import Clients, Ints, Segment, Wide
 from headrace.wire.numba_kernels import BYTES, INDEX, INTS, INTS_2, WIDE, inline, kernel, types
-from headrace.wire.sdk.predicate import HEAD, INSIDE, NOTHING, NUMBER, TEXT, holds
+from headrace.wire.sdk.fence import crosses
+from headrace.wire.sdk.predicate import holds
+from headrace.wire.sdk.program import FENCE, HEAD, INSIDE, NOTHING, NUMBER, TEXT
 from headrace.wire.sdk.region import contains
 
 LEAF: Final = 16
@@ -53,6 +55,7 @@ SEGMENT: Any = types.NamedTuple(
 
 _holds = inline(holds)
 _contains = inline(contains)
+_crosses = inline(crosses)
 
 
 @inline
@@ -91,6 +94,14 @@ def _check(
                     across, up = x[message, 2 * attribute + 2], x[message, 2 * pool[program + HEAD + 3] + 2]
                     numbers = pool[program + HEAD + 1] - 1
                     passes = _contains(pool, program + HEAD + 4, numbers, across, up)
+                    continue
+                if pool[program + HEAD] == FENCE:
+                    # Its attributes: the position's, the key, and the previous position's with its number.
+                    across, up = x[message, 2 * attribute + 2], x[message, 2 * pool[program + HEAD + 3] + 2]
+                    before_x = x[message, 2 * pool[program + HEAD + 7] + 2]
+                    before_y = x[message, 2 * pool[program + HEAD + 9] + 2]
+                    before = x[message, 2 * pool[program + HEAD + 11] + 2]
+                    passes = _crosses(pool, program, across, up, before_x, before_y, before)
                     continue
                 fact = fact_of[message, attribute]
                 kind, value, begin, end = NOTHING, -1, 0, 0

@@ -31,11 +31,16 @@ from headrace.errors import LimitError, UsageError
 from headrace.matching.index.segment import ALIVE, Ints, Segment, predicates_of
 from headrace.matching.matches import CLIENT_BYTES, Matches, Memory, nobody
 from headrace.message import SCHEMA, Batch
-from headrace.wire.sdk.predicate import Between, Equals, Predicate, parse_field, serialize_field
+from headrace.wire.sdk.fence import Fence, Track
+from headrace.wire.sdk.predicate import Between, Equals, Predicate, fence_of, parse_field, serialize_field
 
 if TYPE_CHECKING:
     from headrace.matching.batch_scan import BatchScan
     from headrace.matching.index.tail import Tail
+    from headrace.matching.tracks import Read, Tracks
+
+FENCE_WINDOW: Final = 1_000_000
+"""How many messages before one fences search for the previous sighting of its key, unless the owner says otherwise."""
 
 PIECE: Final = 1 << 20
 """Most clients in one piece of a batch's matches, unless a single message has more."""
@@ -76,7 +81,13 @@ class Matcher:
         max_predicates: int = 64,
         json_attributes: bool = False,
         seed: int | None = None,
+        window: int = FENCE_WINDOW,
+        read: Read | None = None,
     ) -> None:
+        """``window`` and ``read`` are for fences, which look at earlier messages: see :mod:`headrace.matching.tracks`.
+
+        Without ``read``, fences know what was matched before, in order.
+        """
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
         self._json_attributes = json_attributes
@@ -86,6 +97,10 @@ class Matcher:
         self._rebuilding = threading.Lock()
         self._count = 0
         self._view = _View((), None, 0, 0)
+        self._window = window
+        self._read = read
+        self._tracks: Tracks | None = None
+        """Where keys were seen, as soon as there is a fence."""
 
     def __len__(self) -> int:
         return self._count
@@ -106,6 +121,9 @@ class Matcher:
             raise LimitError("sdk", "attributes of a subscription", len(predicates), self._max_predicates)
         for name, predicate in predicates.items():
             _check(name, predicate)
+        fence = fence_of(predicates)
+        if fence is not None and len(fence[1].events) != 1:
+            raise UsageError("a fence has one event here: split_events gives each a subscription of its own")
         with self._changing:
             old = self._place(client)
             if old is None and self._count >= self._max_subscriptions:
@@ -115,10 +133,13 @@ class Matcher:
                 tail = self._new_tail()
                 old = self._place(client)
             segments, _, _, version = self._view
+            if fence is not None:
+                self._add_track(*fence)
             tail.append(client, predicates)
             if old is None:
                 self._count += 1
             else:
+                self._remove_track(old)
                 old.where.died[old.row] = version + 1
             self._view = _View(segments, tail, tail.count, version + 1)
 
@@ -130,6 +151,7 @@ class Matcher:
             if old is None:
                 return False
             segments, tail, count, version = self._view
+            self._remove_track(old)
             old.where.died[old.row] = version + 1
             self._count -= 1
             self._view = _View(segments, tail, count, version + 1)
@@ -138,10 +160,7 @@ class Matcher:
     def predicates(self, client: bytes) -> Mapping[str, Predicate] | None:
         """A client's subscription, if it has one."""
         place = self._place(client)
-        if place is None:
-            return None
-        segment = place.where if isinstance(place.where, Segment) else place.where.segment()
-        return predicates_of(segment, place.row)
+        return None if place is None else _predicates_at(place)
 
     def match(self, batch: Batch) -> Matches:
         """The clients of each message of a batch.
@@ -161,12 +180,18 @@ class Matcher:
             rows = rows.cast(SCHEMA)
         if not rows.num_rows:
             return nobody(0)
+        first, last = (rows.column("seq")[place].as_py() for place in (0, -1))
+        if self._tracks is not None and len(self._tracks) and last - first + 1 != rows.num_rows:
+            raise UsageError(f"messages {first} to {last} have gaps: a fence needs every message, in order")
         return self.match(Batch.over(rows))
 
-    def pieces(self, batch: Batch, most: int = PIECE) -> Iterator[tuple[int, Matches]]:
+    def pieces(
+        self, batch: Batch, most: int = PIECE, *, record: bool = True
+    ) -> Iterator[tuple[int, Matches]]:
         """Match some messages at a time: yield the index of the first in the batch, and their clients.
 
         A piece has at most ``most`` clients, or one message. All pieces see the same version of the subscriptions.
+        Fences take no notice of messages that are not to be ``record``-ed.
         """
         view = self._view
         segments = list(view.segments)
@@ -175,7 +200,8 @@ class Matcher:
         if not segments or not len(batch):
             yield 0, nobody(len(batch))
             return
-        scan = self._scan(batch, segments, view.version)
+        tracks = () if self._tracks is None else self._tracks.kept
+        scan = self._scan(batch, segments, view.version, tracks, record=record)
         begin = 0
         while begin < len(batch):
             offsets, clients = scan.piece(begin, len(batch), most)
@@ -196,7 +222,14 @@ class Matcher:
         few = Tail(self._seed, len(wanted))
         for each, predicates in wanted:
             few.append(each, predicates)
-        return Matches(*self._scan(batch, [few.segment()], 0).piece(0, len(batch), len(batch) * len(wanted)))
+        fences = (fence_of(predicates) for _, predicates in wanted)
+        tracks = tuple(dict.fromkeys(fence.track(x) for x, fence in filter(None, fences)))
+        scan = self._scan(batch, [few.segment()], 0, tracks)
+        return Matches(*scan.piece(0, len(batch), len(batch) * len(wanted)))
+
+    def at_hand(self, batch: Batch) -> bool:
+        """Whether matching a batch neither reads the log nor waits for another thread, because of fences."""
+        return self._tracks is None or self._tracks.at_hand(batch)
 
     @property
     def rebuild_due(self) -> bool:
@@ -240,6 +273,8 @@ class Matcher:
         total = sum(segment.nbytes for segment in view.segments)
         if view.tail is not None:
             total += view.tail.nbytes
+        if self._tracks is not None:
+            total += self._tracks.nbytes
         return Memory(total, total / max(self._count, 1))
 
     def table(self) -> pa.Table:
@@ -262,12 +297,42 @@ class Matcher:
             for client, fields in zip(*columns, strict=True):
                 self.subscribe(client, {name: parse_field(field.encode()) for name, field in fields})
 
-    def _scan(self, batch: Batch, segments: Sequence[Segment], version: int) -> BatchScan:
+    def _scan(
+        self,
+        batch: Batch,
+        segments: Sequence[Segment],
+        version: int,
+        tracks: tuple[Track, ...] = (),
+        *,
+        record: bool = True,
+    ) -> BatchScan:
         from headrace.matching import batch_scan, message_columns
 
-        json = self._json_attributes
-        facts, attributes = message_columns.read(batch, segments, self._seed, json_attributes=json)
+        named, reserved = list(segments), [name for track in tracks for name in track.names]
+        if self._tracks is not None and tracks:
+            named.append(self._tracks.segment(tracks))
+        facts, attributes = message_columns.read(
+            batch, named, self._seed, json_attributes=self._json_attributes, reserved=reserved
+        )
+        if self._tracks is not None and tracks:
+            previous = self._tracks.previous(tracks, batch, facts, attributes.pop(), record=record)
+            message_columns.fill_in(facts, [column for columns in previous for column in columns])
         return batch_scan.BatchScan(segments, facts, attributes, self._seed, version)
+
+    def _add_track(self, x: str, fence: Fence) -> None:
+        """Count a fence. The caller holds the lock for changes."""
+        if self._tracks is None:
+            from headrace.matching.tracks import Tracks
+
+            self._tracks = Tracks(
+                self._seed, window=self._window, read=self._read, json_attributes=self._json_attributes
+            )
+        self._tracks.add(fence.track(x), fence.after)
+
+    def _remove_track(self, place: _Place) -> None:
+        """Count the fence of a subscription that ends, if it has one. The caller holds the lock for changes."""
+        if self._tracks is not None and (fence := fence_of(_predicates_at(place))) is not None:
+            self._tracks.remove(fence[1].track(fence[0]))
 
     def _place(self, client: bytes) -> _Place | None:
         """The place of a client's living subscription."""
@@ -339,6 +404,11 @@ class Matcher:
 
 
 _WORDS = struct.Struct("=III")
+
+
+def _predicates_at(place: _Place) -> dict[str, Predicate]:
+    segment = place.where if isinstance(place.where, Segment) else place.where.segment()
+    return predicates_of(segment, place.row)
 
 
 def _mark_dead_since(

@@ -4,7 +4,8 @@ A message has attributes from several sources; later ones win:
 
 1. the envelope: ``topic``, ``origin`` and ``publisher``, unless empty, and ``size``;
 2. if configured, the top-level strings, numbers and booleans of a payload that is a JSON object;
-3. its ``numbers``, and then its ``attributes``.
+3. its ``numbers``, and then its ``attributes``;
+4. numbers that the matcher itself gives it, under names that it reserves.
 
 Names are numbered once per batch. Values are read only for names that some subscription uses.
 """
@@ -68,10 +69,19 @@ class _Source:
 
 
 def read(
-    batch: Batch, segments: Sequence[Segment], seed: np.uint64, *, json_attributes: bool
+    batch: Batch,
+    segments: Sequence[Segment],
+    seed: np.uint64,
+    *,
+    json_attributes: bool,
+    reserved: Sequence[str] = (),
 ) -> tuple[Facts, list[Ints]]:
-    """Read the attributes that any segment names; return them, and per segment its attribute for each name."""
+    """Read the attributes that any segment names; return them, and per segment its attribute for each name.
+
+    For each ``reserved`` name every message has a number, which :func:`fill_in` writes: it wins over its own.
+    """
     sources = list(_sources(batch, _envelope_names(segments, seed), json_attributes))
+    sources += (_Source(_each(len(batch)), name, np.zeros(len(batch))) for name in reserved)
     total = sum(source.end - source.begin for source in sources)
     first = np.zeros((len(sources), len(batch) + 1), np.int32)
     name = np.empty(total, np.int32)
@@ -111,6 +121,14 @@ def read(
     bits = (number + 0.0).view(np.int64)
     facts = Facts(textual, first, name, number, bits, hashes, begins, ends, data)
     return facts, attributes
+
+
+def fill_in(facts: Facts, columns: Sequence[npt.NDArray[np.float64]]) -> None:
+    """Write the numbers of the reserved names, in their order."""
+    for source, column in enumerate(columns, len(facts.textual) - len(columns)):
+        begin, end = int(facts.first[source, 0]), int(facts.first[source, -1])
+        facts.number[begin:end] = column
+        facts.bits[begin:end] = (column + 0.0).view(np.int64)
 
 
 class _Names:

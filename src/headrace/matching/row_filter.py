@@ -15,19 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.errors import UsageError
 from headrace.matching.index.hashing import FLOATS
 from headrace.message import bytes_of, offsets_of
 from headrace.wire.numba_kernels import BYTES, BYTES_IN, OFFSETS_IN, WIDE, inline, kernel, types
-from headrace.wire.sdk.predicate import (
-    HEAD,
-    NOTHING,
-    NUMBER,
-    TEXT,
-    Inside,
-    Predicate,
-    compile_predicate,
-    holds,
-)
+from headrace.wire.sdk.predicate import Inside, Predicate, compile_predicate, fence_of, holds
+from headrace.wire.sdk.program import HEAD, NOTHING, NUMBER, TEXT
 from headrace.wire.sdk.region import box_of, contains
 
 Mask = npt.NDArray[np.bool_]
@@ -44,6 +37,8 @@ class RowFilter:
     """Predicates by attribute, compiled. All must hold for a row to pass."""
 
     def __init__(self, where: Mapping[str, Predicate]) -> None:
+        if fence_of(where) is not None:
+            raise UsageError("a fence needs every message before a row: only a subscription has them")
         self._compiled = {
             name: _CompiledRegion(predicate) if isinstance(predicate, Inside) else _Compiled.of(predicate)
             for name, predicate in where.items()

@@ -10,7 +10,9 @@ import pytest
 
 from headrace.cli.terminal.attribute_syntax import parse_conditions, parse_value
 from headrace.errors import UsageError
-from headrace.wire.sdk.predicate import Between, Equals, Exists, In, Not, Prefix
+from headrace.wire.sdk.fence import Fence
+from headrace.wire.sdk.predicate import Between, Equals, Exists, In, Inside, Not, Prefix
+from headrace.wire.sdk.region import Circle, Polygon
 
 LARGEST = sys.float_info.max
 
@@ -40,6 +42,18 @@ LARGEST = sys.float_info.max
         ("name^=", "name", Prefix("")),
         ("kind!=a", "kind", Not(In(("a",)))),
         ("kind!=a|5", "kind", Not(In(("a", 5.0)))),
+        ("inside(lon, lat, circle(1, -2.5, 3e2))", "lon", Inside("lat", Circle(1, -2.5, 300))),
+        (
+            "inside(lon,lat,polygon((0, 0), (4, 0), (0, 3)))",
+            "lon",
+            Inside("lat", Polygon(((0, 0), (4, 0), (0, 3)))),
+        ),
+        ("fence(taxi, lon, lat, circle(1, 2, 3))", "lon", Fence("lat", Circle(1, 2, 3), "taxi")),
+        (
+            "fence(taxi, lon, lat, circle(1, 2, 3), exit, inside)",
+            "lon",
+            Fence("lat", Circle(1, 2, 3), "taxi", ("inside", "exit")),
+        ),
         ("city", "city", Exists(True)),
         ("!city", "city", Exists(False)),
         ("unit price=a=b", "unit price", Equals("a=b")),
@@ -59,6 +73,11 @@ def test_what_is_asked_for(text: str, name: str, predicate: Any) -> None:
 @pytest.mark.parametrize(
     ("texts", "complaint"),
     [
+        (["inside(lon, circle(1, 2, 3))"], "attributes X, Y"),
+        (["inside(lon, lat, circle(1, 2))"], "three numbers"),
+        (["inside(lon, lat, polygon(1, 2, 3))"], "pairs"),
+        (["inside(lon, lat, circle(1, 2, 3), enter)"], "no events"),
+        (["fence(taxi, lon, lat, circle(1, 2, 3), leave)"], "events of a fence"),
         ([""], "--where : expected NAME=VALUE"),
         (["=5"], "--where =5: expected NAME=VALUE"),
         (["!"], "--where !: expected"),

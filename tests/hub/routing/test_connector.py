@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,13 @@ from tests.hub.connector_scene import ALICE, BOB, HERE, THERE, WANTED, Scene, Wi
 
 from headrace.errors import LimitError, StorageError
 from headrace.hub.routing.connector import Connector
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+)
 from headrace.message import Batch, Run
-from headrace.wire.sdk.predicate import Equals
+from headrace.wire.sdk.fence import Fence
+from headrace.wire.sdk.predicate import Equals, Inside, Predicate
+from headrace.wire.sdk.region import Circle, Polygon
 
 
 @pytest.fixture
@@ -73,14 +79,17 @@ class TestSubscribing:
 
     def test_a_client_that_is_elsewhere_now_is_let_go(self, scene: Scene) -> None:
         wire = scene.subscribed()
-        from headrace.hub.routing.subscriptions import move
+        from headrace.hub.routing.subscriptions import (
+            move,
+        )
 
         scene.hub.submit(move(ALICE, THERE))
         scene.commit()
         assert wire.parted == "moved"
 
     def test_a_client_that_comes_from_elsewhere_brings_its_subscription(self, scene: Scene) -> None:
-        from headrace.hub.routing.subscriptions import serialize_fields, subscribe
+        from headrace.hub.routing.subscription_parts import serialize_fields
+        from headrace.hub.routing.subscriptions import subscribe
 
         scene.hub.submit(subscribe(ALICE, THERE, serialize_fields(WANTED)))
         scene.commit()
@@ -103,6 +112,94 @@ class TestSubscribing:
         scene.commit()
         assert wire.parted == "storage"
         assert session.pending == 0
+
+
+class TestFences:
+    def fence(self, x: str = "x", event: str = "enter", after: int = 0) -> dict[str, Fence]:
+        return {x: Fence("y", Circle(0, 0, 1), "key", (event,), after)}
+
+    def kept(self, scene: Scene) -> list[dict[str, Predicate]]:
+        kept = scene.subscriptions.get(ALICE)
+        assert kept is not None
+        return [part.predicates for part in kept.parts(ALICE).values()]
+
+    def test_a_fence_begins_with_the_next_message(self, scene: Scene) -> None:
+        scene.publish(3)
+        session = scene.connector.join(ALICE, Wire())
+        scene.connector.subscribe(session, (self.fence(after=1),))
+        scene.commit()
+        assert self.kept(scene) == [self.fence(after=3)]
+        # A client that comes back to it, or says it again, goes on with it.
+        scene.publish(2)
+        again = scene.connector.join(ALICE, Wire())
+        entries = scene.log.head_op
+        scene.connector.subscribe(again, (self.fence(),))
+        scene.commit()
+        assert scene.log.head_op == entries
+        assert self.kept(scene) == [self.fence(after=3)]
+        scene.connector.subscribe(again, (self.fence(event="exit"),))
+        scene.commit()
+        assert self.kept(scene) == [self.fence(event="exit", after=5)]
+
+    def test_a_push_tells_the_events_by_subscription(self, scene: Scene) -> None:
+        wire = Wire()
+        session = scene.connector.join(ALICE, wire)
+        scene.connector.subscribe(session, (self.fence(),))
+        scene.connector.subscribe(session, (self.fence(event="exit"), self.fence()), "near")
+        scene.commit()
+        scene.connector.advance()
+        kept = scene.subscriptions.get(ALICE)
+        assert kept is not None
+        scene.match(None)
+        scene.publish(1, *kept.parts(ALICE))
+        push = json.loads(wire.sent.split(b"\r\n")[1])
+        assert push["subs"] == ["near"]
+        assert push["events"] == {"": ["enter"], "near": ["enter", "exit"]}
+
+    def test_a_plain_fence_is_told_too(self, scene: Scene) -> None:
+        wire = Wire()
+        session = scene.connector.join(ALICE, wire)
+        scene.connector.subscribe(session, (self.fence(event="exit"),))
+        scene.commit()
+        scene.connector.advance()
+        scene.match(None)
+        scene.publish(1, ALICE)
+        push = json.loads(wire.sent.split(b"\r\n")[1])
+        assert (push["events"], "subs" in push) == ({"": ["exit"]}, False)
+
+    def test_tracks_are_counted_before_they_are_in_the_log(self, scene: Scene) -> None:
+        session = scene.connector.join(ALICE, Wire())
+        for name in ("a", "b"):
+            scene.connector.subscribe(session, (self.fence(name),), name)
+        with pytest.raises(LimitError, match=r"matching\.max_tracks"):
+            scene.connector.subscribe(session, (self.fence("c"),), "c")
+        assert scene.connector.usage(session) == (2, 2)
+        scene.commit()
+        assert scene.connector.usage(session) == (2, 2)
+        with pytest.raises(LimitError, match=r"matching\.max_tracks"):
+            scene.connector.subscribe(session, (self.fence("c"),), "c")
+        scene.connector.subscribe(session, (self.fence("a", "exit"),), "another")
+        scene.connector.subscribe(session, (), "b")
+        scene.commit()
+        assert scene.connector.usage(session) == (2, 1)
+        scene.connector.subscribe(session, (self.fence("c"),), "c")
+        scene.commit()
+        assert {track.x for track in scene.subscriptions.tracks} == {"a", "c"}
+
+    def test_vertices_count_while_they_are_kept(self, scene: Scene) -> None:
+        session = scene.connector.join(ALICE, Wire())
+        corner = {"x": Inside("y", Polygon(((0, 0), (1, 0), (0, 1))))}
+        assert scene.connector.more_usage(session, "near", (corner, WANTED)) == (2 + 3, 0)
+        scene.connector.subscribe(session, (corner, WANTED), "near")
+        assert scene.connector.usage(session) == (2 + 3, 0)
+        scene.commit()
+        assert scene.connector.usage(session) == (2 + 3, 0)
+        copy = Subscriptions()
+        copy.load(scene.subscriptions.dump())
+        assert dict(copy) == dict(scene.subscriptions)
+        scene.connector.subscribe(session, (WANTED,), "near")
+        scene.commit()
+        assert scene.connector.usage(session) == (1, 0)
 
 
 class TestAway:
@@ -148,6 +245,7 @@ class TestAway:
             keep_seconds=10.0,
             max_subscriptions=1,
             max_predicates=1,
+            max_tracks=1,
             replay=1,
         )
         again.tick(5000.0)

@@ -13,7 +13,15 @@ from tests.hub.routing.test_connector import ALICE, BOB, HERE, THERE, WANTED, Sc
 
 from headrace.errors import StorageError, UnavailableError
 from headrace.hub.routing.client_session import MatcherPaths, PushSource
-from headrace.hub.routing.subscriptions import Subscriptions, expire, move, serialize_fields, subscribe
+from headrace.hub.routing.subscription_parts import (
+    serialize_fields,
+)
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+    expire,
+    move,
+    subscribe,
+)
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Submission
 from headrace.hub.state import HubState

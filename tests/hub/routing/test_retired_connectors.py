@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from headrace.hub.routing.retired_connectors import RetiredConnectors
-from headrace.hub.routing.subscriptions import Subscriptions, alive, move, serialize_fields, subscribe
+from headrace.hub.routing.subscription_parts import (
+    serialize_fields,
+)
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+    alive,
+    move,
+    subscribe,
+)
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log

@@ -10,20 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.hub.routing.local_matcher import LocalMatcher
+from headrace.hub.routing.subscription_parts import (
+    UNNAMED,
+    Label,
+    Subscription,
+    parse_fields,
+    serialize_fields,
+)
 from headrace.hub.routing.subscriptions import (
     MAX_PARTS,
     MAX_ROWS,
     MAX_TABLE_BYTES,
-    Subscription,
     SubscriptionChange,
     Subscriptions,
     change,
     expire,
     move,
-    parse_fields,
     replace,
     rows_of_tables,
-    serialize_fields,
     subscribe,
     tables,
 )
@@ -193,7 +197,7 @@ def test_named_subscriptions_follow_a_plain_model(
         kept = following.part.get(client)
         assert (kept.named if kept is not None else {}) == wanted
         for part, each in (kept.parts(client) if kept is not None else {}).items():
-            assert following.part.find_part(part) == (client, each.name)
+            assert following.part.find_part(part) == (client, each.label)
     parts = sum(len(sets) for named in model.values() for sets in named.values())
     assert len(following.part) == parts
     copy = Subscriptions()
@@ -241,12 +245,12 @@ def test_a_client_may_not_be_known_by_anothers_part() -> None:
     (part,) = following.part.get(ALICE).parts(ALICE)  # type: ignore[union-attr]
     following.take(subscribe(part, EAST, FIELDS))
     assert following.part.get(part) is None
-    assert following.part.find_part(part) == (ALICE, "near")
+    assert following.part.find_part(part) == (ALICE, Label("near"))
     other = Following()
     other.take(subscribe(part, EAST, FIELDS))
     other.take(change(ALICE, EAST, {"near": [FIELDS]}))
     assert other.part.get(ALICE) is None
-    assert other.part.find_part(part) == (part, "")
+    assert other.part.find_part(part) == (part, UNNAMED)
 
 
 def test_one_client_has_a_bounded_number_of_them() -> None:

@@ -30,7 +30,9 @@ from headrace.hub.consumers.cursors import create as create_consumer
 from headrace.hub.consumers.settlements import Settled
 from headrace.hub.cursor import EncodedChunk
 from headrace.hub.holds import hold
-from headrace.hub.routing.subscriptions import subscribe
+from headrace.hub.routing.subscriptions import (
+    subscribe,
+)
 from headrace.hub.services.objects import ServiceKind
 from headrace.hub.services.objects import create as create_service
 from headrace.hub.state import entry

@@ -12,7 +12,13 @@ from tests.net.raw import until
 
 from headrace.errors import TrimmedError
 from headrace.hub.routing.local_matcher import LocalMatcher
-from headrace.hub.routing.subscriptions import Subscriptions, serialize_fields, subscribe
+from headrace.hub.routing.subscription_parts import (
+    serialize_fields,
+)
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+    subscribe,
+)
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,20 @@ async def test_what_filters_cost_counts_until_their_streams_end(start: Start) ->
         assert (answer["error"], "limits.filter_cost_per_client" in answer["reason"]) == ("limit", True)
         await peer.say(op="cancel", id=2)
         await until(lambda: account_of(server).facts()["filter_cost"] == 2)
+    await until(lambda: account_of(server).facts()["filter_cost"] == 0)
+
+
+async def test_a_filter_costs_the_vertices_of_its_polygon(start: Start) -> None:
+    server = await start("limits.filter_cost_per_client=12")
+    inside = {"y": "y", "polygon": [[0, 0], [4, 0], [4, 4], [2, 6], [0, 4]]}
+    where = {"x": {"use": 3, "extra": json.dumps({"inside": inside})}}
+    async with link_peer(server) as peer:
+        await peer.say(op="follow", id=1, where=where)
+        await until(lambda: account_of(server).facts()["filter_cost"] == 1 + 1 + 5)
+        await peer.say(op="follow", id=2, where=where)
+        while (answer := (await peer.hear())[0]).get("event") == "at":
+            pass
+        assert (answer["error"], "limits.filter_cost_per_client" in answer["reason"]) == ("limit", True)
     await until(lambda: account_of(server).facts()["filter_cost"] == 0)
 
 

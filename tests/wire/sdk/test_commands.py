@@ -67,6 +67,7 @@ GOLDEN = [
     Golden("sdk", "push", Push(1000, b"snow")),
     Golden("sdk", "push of bytes", Push(1001, b"\xff\x00\xfe")),
     Golden("sdk", "push with names", Push(1000, b"snow", ("home", "north"))),
+    Golden("sdk", "push with events", Push(1000, b"snow", ("home",), {"home": ("enter",)})),
     Golden("sdk", "push of the original", Push(UNPLACED, b"snow")),
 ]
 

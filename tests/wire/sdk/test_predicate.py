@@ -17,9 +17,6 @@ from headrace.errors import LimitError, MalformedError, WireError
 from headrace.wire.sdk.predicate import (
     MAX_DEPTH,
     MAX_TERMS,
-    NOTHING,
-    NUMBER,
-    TEXT,
     Any,
     Between,
     Equals,
@@ -29,13 +26,13 @@ from headrace.wire.sdk.predicate import (
     Not,
     Predicate,
     Prefix,
-    bits,
     compile_predicate,
     decompile,
     holds,
     parse_field,
     serialize_field,
 )
+from headrace.wire.sdk.program import NOTHING, NUMBER, TEXT, bits
 
 
 def extra(value: object) -> bytes:

@@ -2,7 +2,8 @@
 
 A name ends at the first ``=``, ``^``, ``!``, ``<``, ``>`` or ``~``. A value is a number if it
 looks like one, unless it is in double quotes;
-text with ``..`` in it needs double quotes.
+text with ``..`` in it needs double quotes. Regions are written as in Python, without quotes:
+``inside(lon, lat, circle(14.42, 50.09, 0.05))`` and ``fence(taxi, lon, lat, polygon((0, 0), (4, 0), (0, 3)), enter)``.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from headrace.client.conditions import (
     at_most,
     below,
     between,
+    circle,
     exists,
+    fence,
+    inside,
     missing,
     not_,
+    polygon,
     starts_with,
     where,
 )
 from headrace.errors import UsageError
 from headrace.wire.sdk.predicate import Predicate
+from headrace.wire.sdk.region import Region
 
 _DECIMAL: Final = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _NUMBER: Final = re.compile(_DECIMAL, re.ASCII)
@@ -41,8 +47,14 @@ _COMPARISONS: Final[Mapping[str, Callable[[float], Predicate]]] = {
 _WORDS: Final = re.compile(r"\s(?:and|or|in|like|not|is)\s", re.IGNORECASE)
 _EXPECTED: Final = (
     "NAME=VALUE, NAME=A|B, NAME=LOW..HIGH, NAME<NUMBER, NAME>=NUMBER, NAME!=VALUE, NAME^=PREFIX,"
-    " NAME or !NAME"
+    " NAME or !NAME, inside(X, Y, REGION), fence(KEY, X, Y, REGION)"
 )
+_REGION: Final = re.compile(
+    r"(?P<word>inside|fence)\((?P<names>[^()]+?),\s*(?P<shape>circle|polygon)\((?P<numbers>[-+.\deE,()\s]*)\)"
+    r"(?P<events>(?:\s*,\s*\w+)*)\s*\)",
+    re.ASCII,
+)
+_NAMES: Final = {"inside": 2, "fence": 3}
 _PART: Final = re.compile(r'"[^"]*"|[^|"]*')
 
 
@@ -66,11 +78,43 @@ def parse_conditions(given: Sequence[str]) -> Conditions:
     """
     found: dict[str, Condition] = {}
     for text in given:
-        name, condition = _condition(text)
+        region = _REGION.fullmatch(text.strip())
+        name, condition = _condition(text) if region is None else _region(text, region)
         if name in found:
             raise UsageError(f"--where {text}: {name} is given twice; an attribute has one condition")
         found[name] = condition
     return where(found)
+
+
+def _region(text: str, parsed: re.Match[str]) -> tuple[str, Condition]:
+    """Make the condition of ``inside(…)`` and ``fence(…)``."""
+    names = [name.strip() for name in parsed["names"].split(",")]
+    events = [event.strip() for event in parsed["events"].split(",")[1:]]
+    try:
+        if len(names) != _NAMES[parsed["word"]] or not all(names):
+            raise UsageError(
+                "expected the attributes X, Y of inside, or KEY, X, Y of fence, and then a region"
+            )
+        numbers = [float(number) for number in re.findall(_DECIMAL, parsed["numbers"])]
+        if parsed["shape"] == "polygon":
+            if len(numbers) % 2:
+                raise UsageError("a polygon has pairs of numbers")
+            region: Region = polygon(*zip(numbers[::2], numbers[1::2], strict=True))
+        elif len(numbers) == 3:
+            region = circle(*numbers)
+        else:
+            raise UsageError("a circle has three numbers: x, y and the radius")
+        if parsed["word"] == "inside":
+            if events:
+                raise UsageError("inside has no events; fence has")
+            x, y = names
+            made = inside(x, y, region)
+        else:
+            key, x, y = names
+            made = fence(x, y, region, key=key, events=events or ("enter", "exit"))
+    except UsageError as error:
+        raise UsageError(f"--where {text}: {error}") from None
+    return next(iter(made.items()))
 
 
 def _condition(text: str) -> tuple[str, Condition]:

@@ -102,7 +102,19 @@ def envelope_line(message: Message) -> bytes:
         "attributes": message.attributes,
         "numbers": message.numbers,
     }
-    return json_line(facts, message.payload)
+    return json_line(facts | _events(message), message.payload)
+
+
+def pushed_line(message: Message, form: LineFormat, width: int | None = None) -> bytes:
+    """Render what a content subscription brings: number, payload and, in JSON, the events of fences."""
+    if form is LineFormat.JSON and message.events:
+        return json_line({"seq": message.seq} | _events(message), message.payload)
+    return render(message.seq, (message.payload,), form, width)
+
+
+def _events(message: Message) -> dict[str, object]:
+    """The events of the one subscription that a command has."""
+    return {"events": message.events[""]} if "" in message.events else {}
 
 
 def json_line(facts: dict[str, object], payload: bytes) -> bytes:

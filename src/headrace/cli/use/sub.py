@@ -111,7 +111,8 @@ def sub(
 
     With --where it prints only messages whose attributes match: city=Praha a value, kind=a|b one of several, x=0..10 a
     range (0.. and ..10 too), name^=pre a prefix, kind!=a any other value or none, city and !city that the attribute
-    exists or does not. With several conditions, all must hold. These messages come from the sdk door.
+    exists or does not; inside(lon, lat, circle(14.42, 50.09, 0.05)) a place, fence(taxi, lon, lat, circle(...)) that a
+    taxi enters or leaves it. With several conditions, all must hold. These messages come from the sdk door.
     """
     from headrace.cli.terminal.rendering import choose_format
 
@@ -299,7 +300,7 @@ async def _print_subscription(
     import signal
 
     from headrace.cli.terminal.pipes import PipeWriter
-    from headrace.cli.terminal.rendering import line_width, render
+    from headrace.cli.terminal.rendering import line_width, pushed_line
 
     output = PipeWriter(sys.stdout.fileno())
     left = sys.maxsize if count is None else count
@@ -315,5 +316,5 @@ async def _print_subscription(
                 while len(some) < min(left, _AT_ONCE) and (message := sdk.at_hand()) is not None:
                     some.append(message)
                 width = line_width(full=full)
-                await output.write(b"".join(render(each.seq, (each.payload,), form, width) for each in some))
+                await output.write(b"".join(pushed_line(each, form, width) for each in some))
                 left -= len(some)

@@ -23,7 +23,7 @@ import pyarrow as pa
 from headrace.client.base import Attributes, parse_url
 from headrace.client.conditions import AnyConditions, Condition, alternatives_of
 from headrace.client.identity import signer
-from headrace.client.link.backtest import matching_rows
+from headrace.client.link.backtest import Backtest
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.consumer import Consumer
 from headrace.client.link.hub_state import StateRequests
@@ -44,6 +44,7 @@ from headrace.client.tls import RenewedContext, TlsOptions, client_tls
 from headrace.config import Address
 from headrace.errors import RefusedError, UsageError
 from headrace.hub.services.objects import Service
+from headrace.matching import FENCE_WINDOW
 from headrace.message import MAX_SEQUENCE
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import Body, LinkMessage, body_of
@@ -271,17 +272,22 @@ class LinkClient(StateRequests):
         to_seq: int | None = None,
         *,
         json_attributes: bool = False,
+        fence_window: int = FENCE_WINDOW,
     ) -> AsyncIterator[pa.RecordBatch]:
         """Read what a content subscription would have delivered of messages ``from_seq`` to ``to_seq``, or to the head.
 
-        The matcher's own engine judges them here. ``json_attributes`` is the hub's ``matching.json_attributes``.
+        The matcher's own engine judges them here, as if it had been subscribed just before ``from_seq``.
+        ``json_attributes`` and ``fence_window`` are the hub's settings, ``matching.…``. With fences the rows have one
+        more column, ``events``.
         """
         wanted = alternatives_of(conditions)
         if not wanted:
             raise UsageError("a subscription names an attribute at least")
         async with self.read(from_seq, to_seq) as stream:
-            async for rows in matching_rows(stream, wanted, json_attributes=json_attributes):
-                yield rows
+            backtest = Backtest(wanted, json_attributes=json_attributes, window=fence_window)
+            async for rows in stream:
+                if (found := backtest.passing(rows)).num_rows:
+                    yield found
 
     async def service_as_of(self, service: str, seq: int) -> bytes:
         """Return the value that a service had after a message, made again from the log.

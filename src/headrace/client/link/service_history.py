@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from headrace.client.link.backtest import matcher_of
+from headrace.client.link.backtest import Backtest
 from headrace.client.link.streams import BatchStream, EntryStream
+from headrace.errors import UsageError
 from headrace.hub.services.objects import PART, POLICY, Service, Services
 from headrace.matching import Matcher
 from headrace.message import Batch, Run
@@ -68,7 +69,10 @@ async def first_held(
     states: AsyncIterator[tuple[int, Service | None]], wanted: Alternatives
 ) -> PastService | None:
     """Find the message after which a service's object first satisfied conditions on its top-level members."""
-    matcher = matcher_of(wanted, json_attributes=True)
+    backtest = Backtest(wanted, json_attributes=True)
+    if backtest.has_fences:
+        raise UsageError("a fence is about a key that moves, and not about a service's object")
+    matcher = backtest.matcher
     some: list[PastService] = []
     async for seq, service in states:
         if service is not None:

@@ -253,7 +253,7 @@ class SdkClient(Client):
             self._stale.progress()
         self.stats.received += 1
         self.stats.received_bytes += len(push.payload)
-        self._waiting.put(Message(push.seq, push.payload, subs=push.subs))
+        self._waiting.put(Message(push.seq, push.payload, subs=push.subs, events=push.events))
         if self._waiting.full:
             connection.read(False)
 

@@ -35,6 +35,7 @@ class Resource(StrEnum):
     SUBSCRIPTIONS = "subscriptions"
     STAGED_BYTES = "staged_bytes"
     FILTER_COST = "filter_cost"
+    TRACKS = "tracks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Budget:
     state_bytes: int
     staged_bytes: int
     filter_cost: int
+    tracks: int
     messages_per_second: int | None
     bytes_per_second: int | None
     sent_bytes_per_second: int | None
@@ -57,6 +59,7 @@ UNLIMITED: Final = Budget(
     state_bytes=sys.maxsize,
     staged_bytes=sys.maxsize,
     filter_cost=sys.maxsize,
+    tracks=sys.maxsize,
     messages_per_second=None,
     bytes_per_second=None,
     sent_bytes_per_second=None,
@@ -208,6 +211,7 @@ class Account:
             "state_bytes": self.state_bytes,
             "staged_bytes": self.has[Resource.STAGED_BYTES],
             "filter_cost": self.has[Resource.FILTER_COST],
+            "tracks": self.has[Resource.TRACKS],
             "received_bytes": self.received_bytes,
             "received_messages": self.received_messages,
             "sent_bytes": self.sent_bytes,
@@ -254,6 +258,7 @@ class Accounts:
             state_bytes=limits.state_bytes_per_client,
             staged_bytes=limits.staged_bytes_per_client,
             filter_cost=limits.filter_cost_per_client,
+            tracks=limits.tracks_per_client,
             messages_per_second=limits.messages_per_second,
             bytes_per_second=limits.bytes_per_second,
             sent_bytes_per_second=limits.sent_bytes_per_second,

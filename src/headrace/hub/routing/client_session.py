@@ -19,7 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from headrace.hub.cursor import NOWHERE, Cursor
-from headrace.hub.routing.subscriptions import Named
+from headrace.hub.routing.pending_changes import PendingChanges
+from headrace.hub.routing.subscription_parts import (
+    Label,
+    Named,
+)
 from headrace.message import MAX_SEQUENCE, Batch
 
 NOTHING: Final = MAX_SEQUENCE
@@ -31,9 +35,9 @@ ReadableRows: TypeAlias = Callable[[Batch, list[int]], list[int]]
 """Returns those of some rows of a batch that a client may read."""
 
 
-Rows: TypeAlias = dict[int, tuple[str, ...]]
-"""The places in a batch of the messages that are for a client, in order, and the names of the named subscriptions that
-each satisfies."""
+Rows: TypeAlias = dict[int, tuple[Label, ...]]
+"""The places in a batch of the messages that are for a client, in order, and what it is told of each: the names of the
+named subscriptions that it satisfies, and the events of fences."""
 
 
 class FoundRows(NamedTuple):
@@ -148,8 +152,8 @@ class ClientSession:
     """One connected client; made by :meth:`~headrace.hub.routing.connector.Connector.join`."""
 
     __slots__ = (
-        "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "pending_parts", "place", "placed",
-        "reads", "says", "sent", "wants",
+        "adding", "after", "client", "floor", "guest", "last", "outlet", "path", "pending", "place", "placed", "reads",
+        "says", "sent", "wants",
     )  # fmt: skip
 
     def __init__(
@@ -187,8 +191,8 @@ class ClientSession:
         """Messages that were sent to the client."""
         self.pending = 0
         """Changes of its subscriptions that are on their way to the log."""
-        self.pending_parts = 0
-        """Alternatives that these changes may add."""
+        self.adding = PendingChanges()
+        """What these changes may add."""
 
     @property
     def cursor(self) -> int | None:

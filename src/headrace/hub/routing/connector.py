@@ -23,24 +23,31 @@ from headrace.hub.routing.client_session import (
     PushSource,
     ReadableRows,
 )
+from headrace.hub.routing.pending_changes import Addition, PendingChanges, Usage, addition, usage
 from headrace.hub.routing.session_feed import Read, SessionFeed
+from headrace.hub.routing.subscription_parts import (
+    Fields,
+    Label,
+    Named,
+    parts_of,
+    serialize_fields,
+    start_fences,
+)
 from headrace.hub.routing.subscriptions import (
     MAX_PARTS,
-    Fields,
     SubscriptionChange,
     Subscriptions,
     alive,
     change,
     expire,
     move,
-    part_ids,
     replace,
-    serialize_fields,
 )
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
 from headrace.wire.sdk.predicate import Alternatives
+from headrace.wire.sdk.subscribe import MAX_ALTERNATIVES
 
 EXPIRED_A_TICK: Final = 1000
 """Subscriptions that expire in one tick; the rest follow in the next."""
@@ -59,6 +66,7 @@ class Connector:
         keep_seconds: float,
         max_subscriptions: int,
         max_predicates: int,
+        max_tracks: int,
         replay: int,
     ) -> None:
         self.id = connector_id
@@ -75,11 +83,12 @@ class Connector:
         self._keep_seconds = keep_seconds
         self._max_subscriptions = max_subscriptions
         self._max_predicates = max_predicates
+        self._max_tracks = max_tracks
         self._replay = replay
-        self._coming: dict[bytes, tuple[bytes, str]] = {}
+        self._coming: dict[bytes, tuple[bytes, Label]] = {}
         """Parts in changes that are on their way: matchers elsewhere may find them before the state here has them."""
-        self._pending_parts = 0
-        """Alternatives that changes on their way to the log may add."""
+        self._pending = PendingChanges()
+        """What changes on their way to the log may add."""
         self._head_query = _HeadQuery(hub, connector_id, self._placed)
         self._now = 0.0
         self._away = {client: self._now for client, kept in subscriptions if kept.connector == connector_id}
@@ -131,36 +140,48 @@ class Connector:
         most = max(map(len, alternatives), default=0)
         if most > self._max_predicates:
             raise LimitError("sdk", "attributes (matching.max_predicates)", most, self._max_predicates)
-        wanted = list(map(serialize_fields, alternatives))
+        if len(alternatives) > MAX_ALTERNATIVES:
+            # The door's decoder has counted sets of attributes; each event of a fence is one.
+            raise LimitError("sdk", "alternatives and events", len(alternatives), MAX_ALTERNATIVES)
+        # A fence begins where it is written to the log; that of a client that comes back goes on.
+        wanted = start_fences(map(serialize_fields, alternatives), 0)
         if not session.pending and self._is_kept(session.client, name, wanted):
             # Clients that reconnect subscribe again: nothing changes.
             if not session.placed:
                 session.says[name] = wanted
                 self._head_query.ask(session)
             return
-        more = self.more_parts(session.client, name, len(wanted))
-        count = len(self._subscriptions) + self._pending_parts + more
-        if more > 0 and count > self._max_subscriptions:
+        kept = self._subscriptions.get(session.client)
+        adds = addition(kept, name, alternatives)
+        count = len(self._subscriptions) + self._pending.parts + adds.parts
+        if adds.parts and count > self._max_subscriptions:
             raise LimitError(
                 "sdk", "subscriptions (matching.max_subscriptions)", count, self._max_subscriptions
             )
-        count = self.parts(session) + more
-        if more > 0 and count > MAX_PARTS:
+        count = (0 if kept is None else kept.part_count) + session.adding.parts + adds.parts
+        if adds.parts and count > MAX_PARTS:
             raise LimitError("sdk", "alternatives of all subscriptions of a client", count, MAX_PARTS)
+        tracks = self._subscriptions.tracks.keys() | self._pending.tracks.keys()
+        count = len(tracks | adds.tracks)
+        if count > max(len(tracks), self._max_tracks):
+            raise LimitError("sdk", "tracks of fences (matching.max_tracks)", count, self._max_tracks)
         session.says.pop(name, None)
-        parts = part_ids(session.client, name, len(wanted))
-        self._coming.update(dict.fromkeys(parts, (session.client, name)))
-        self._submit(session, change(session.client, self.id, {name: wanted}), max(more, 0), parts)
+        coming = parts_of(session.client, {name: wanted})
+        self._coming.update((part, (session.client, each.label)) for part, each in coming.items())
+        self._submit(session, self._change(session, {name: wanted}), adds, coming)
 
-    def parts(self, session: ClientSession) -> int:
-        """The number of places in the index that a client's subscriptions take, or soon may."""
+    def usage(self, session: ClientSession) -> Usage:
+        """What an account is charged for a client's subscriptions, or soon may be."""
+        return usage(self._subscriptions.get(session.client), session.adding)
+
+    def more_usage(self, session: ClientSession, name: str, alternatives: Alternatives) -> Usage:
+        """How much more that would be if one of them had these alternatives."""
         kept = self._subscriptions.get(session.client)
-        return session.pending_parts + (0 if kept is None else kept.part_count)
-
-    def more_parts(self, client: bytes, name: str, alternatives: int) -> int:
-        """How many places more a client's subscriptions would take if this one had so many alternatives."""
-        kept = self._subscriptions.get(client)
-        return alternatives - (0 if kept is None else len(kept.alternatives(name)))
+        adds = addition(kept, name, alternatives)
+        known = (
+            session.adding.tracks.keys() | ({} if kept is None or not adds.tracks else kept.tracks()).keys()
+        )
+        return Usage(adds.parts + adds.weight, len(adds.tracks - known))
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
         """Push what this process's matcher found to live sessions."""
@@ -210,7 +231,7 @@ class Connector:
         """The number of clients that are fed from the log, or will be once their start is known."""
         return len(self._feeding) + len(self._head_query)
 
-    def _find_part(self, part: bytes) -> tuple[bytes, str]:
+    def _find_part(self, part: bytes) -> tuple[bytes, Label]:
         return self._coming.get(part) or self._subscriptions.find_part(part)
 
     def _is_here(self, client: bytes) -> bool:
@@ -222,7 +243,13 @@ class Connector:
         kept = self._subscriptions.get(client)
         if kept is None:
             return not wanted
-        return kept.connector == self.id and kept.alternatives(name) == wanted
+        return kept.connector == self.id and start_fences(kept.alternatives(name), 0) == wanted
+
+    def _change(self, session: ClientSession, named: Named) -> Batch:
+        """The log entry that replaces some of a client's subscriptions; fences begin with the next message."""
+        head = self._hub.log.head
+        begun = {name: start_fences(wanted, head) for name, wanted in named.items()}
+        return change(session.client, self.id, begun)
 
     def _enter(self, session: ClientSession, cursor: int) -> None:
         """Continue a client's subscription, if it has one, from ``cursor`` or from where it asked to resume."""
@@ -255,7 +282,7 @@ class Connector:
         said, session.says = session.says, {}
         changed = {name: wanted for name, wanted in said.items() if not self._is_kept(client, name, wanted)}
         if changed and not session.pending:
-            self._submit(session, change(client, self.id, changed))
+            self._submit(session, self._change(session, changed))
 
     def _moved(self, session: ClientSession) -> None:
         session.outlet.part("moved", f"client {session.client.hex()} has connected elsewhere")
@@ -269,24 +296,28 @@ class Connector:
         self._hub.submit(expire(client, op), done)
 
     def _submit(
-        self, session: ClientSession | None, change: Batch, more_parts: int = 0, coming: Iterable[bytes] = ()
+        self,
+        session: ClientSession | None,
+        change: Batch,
+        adds: Addition = Addition(),  # noqa: B008 -- it never changes
+        coming: Iterable[bytes] = (),
     ) -> None:
         def done(outcome: Batch | StorageError) -> None:
-            self._pending_parts -= more_parts
+            self._pending.end(adds)
             for part in coming:
                 self._coming.pop(part, None)
             if session is not None:
                 session.pending -= 1
-                session.pending_parts -= more_parts
+                session.adding.end(adds)
                 if isinstance(outcome, StorageError):
                     session.outlet.part("storage", str(outcome))
                 else:
                     self._placed(session, outcome)
 
-        self._pending_parts += more_parts
+        self._pending.begin(adds)
         if session is not None:
             session.pending += 1
-            session.pending_parts += more_parts
+            session.adding.begin(adds)
         self._hub.submit(change, done)
 
     def _follow(self, change: SubscriptionChange) -> None:

@@ -10,16 +10,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from headrace.errors import LimitError
 from headrace.hub.routing.client_session import Rows
-from headrace.hub.routing.subscriptions import Part, Subscription, SubscriptionChange, Subscriptions
-from headrace.matching import Matcher, Matches
+from headrace.hub.routing.subscription_parts import (
+    UNNAMED,
+    Label,
+    Part,
+    Subscription,
+)
+from headrace.hub.routing.subscriptions import (
+    SubscriptionChange,
+    Subscriptions,
+)
+from headrace.matching import FENCE_WINDOW, Matcher, Matches
 from headrace.message import Batch
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, MatcherPush, msg_id
+
+if TYPE_CHECKING:
+    from headrace.matching.tracks import Read
 
 NO_CAP: Final = 1 << 40
 """The log's state is obeyed whatever it holds: the doors refuse what is too much before it is in the log."""
@@ -39,9 +51,16 @@ class LocalMatcher:
         wanted: Callable[[bytes, Subscription], bool],
         *,
         json_attributes: bool = False,
+        window: int = FENCE_WINDOW,
+        read: Read | None = None,
     ) -> None:
+        """``window`` and ``read`` are for fences, as for :class:`~headrace.matching.Matcher`."""
         self.matcher = Matcher(
-            max_subscriptions=NO_CAP, max_predicates=NO_CAP, json_attributes=json_attributes
+            max_subscriptions=NO_CAP,
+            max_predicates=NO_CAP,
+            json_attributes=json_attributes,
+            window=window,
+            read=read,
         )
         self.unready = False
         """Whether the matcher cannot be used yet. After resetting it, sort everything out."""
@@ -52,9 +71,12 @@ class LocalMatcher:
     def __len__(self) -> int:
         return len(self.matcher)
 
-    def pieces(self, batch: Batch) -> Iterator[tuple[Batch, Matches]]:
-        """The clients of each message of a batch, some messages at a time; for any thread."""
-        for begin, matches in self.matcher.pieces(batch):
+    def pieces(self, batch: Batch, *, record: bool = True) -> Iterator[tuple[Batch, Matches]]:
+        """The clients of each message of a batch, some messages at a time; for any thread.
+
+        Fences take no notice of messages that are not to be ``record``-ed: those that are not in the log.
+        """
+        for begin, matches in self.matcher.pieces(batch, record=record):
             yield batch.slice(begin, begin + len(matches)), matches
 
     def rows(self, client: bytes, batch: Batch) -> Rows:
@@ -64,7 +86,7 @@ class LocalMatcher:
         matches = self.matcher.match_some(parts, batch)
         found: Rows = {}
         for row in np.flatnonzero(np.diff(matches.offsets)).tolist():
-            add_row(found, row, *(parts[part].name for part in matches[row]))
+            add_row(found, row, *(parts[part].label for part in matches[row]))
         return found
 
     def sort_out(self) -> Iterator[None]:
@@ -104,9 +126,9 @@ class LocalMatcher:
             logger.error("the subscription %s is not matched: %s", part.hex(), error)
 
 
-def add_row(rows: Rows, row: int, *names: str) -> None:
-    """Note that a message is for a client, by subscriptions with these names; the unnamed one's is left out."""
-    rows[row] = tuple(sorted({*rows.get(row, ()), *filter(None, names)}))
+def add_row(rows: Rows, row: int, *labels: Label) -> None:
+    """Note that a message is for a client, and what it is told of it: of an unnamed subscription nothing."""
+    rows[row] = tuple(sorted({*rows.get(row, ()), *(label for label in labels if label != UNNAMED)}))
 
 
 def clients_of(matches: Matches, subscriptions: Subscriptions) -> Matches:

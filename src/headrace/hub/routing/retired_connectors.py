@@ -12,7 +12,12 @@ from collections import Counter
 from itertools import islice
 from typing import Final
 
-from headrace.hub.routing.subscriptions import SubscriptionChange, Subscriptions, alive, expire
+from headrace.hub.routing.subscriptions import (
+    SubscriptionChange,
+    Subscriptions,
+    alive,
+    expire,
+)
 from headrace.hub.sequence import Hub
 
 SIGNS: Final = 3

@@ -24,7 +24,12 @@ from headrace.hub.routing.local_matcher import LocalMatcher, mark, pushes
 from headrace.hub.routing.matcher_ring import FLEET, MatcherRing, join, leave
 from headrace.hub.routing.retired_connectors import RetiredConnectors
 from headrace.hub.routing.session_feed import Read, Then
-from headrace.hub.routing.subscriptions import Subscription, Subscriptions
+from headrace.hub.routing.subscription_parts import (
+    Subscription,
+)
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+)
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches, Ring
 from headrace.message import Batch, node_id
@@ -39,6 +44,10 @@ from headrace.wire.attribute.messages import (
 MAX_LEAD: Final = 1 << 16
 """Messages by which pushes may be ahead of this process's copy of the log. A connector believes no more than that: past
 it, a wrong number in a push would keep a client from all messages before it; the log has whatever is true."""
+
+
+PAST_BYTES: Final = 4 << 20
+"""Payload bytes that are read at a time for fences."""
 
 
 class DispatcherLink(Protocol):
@@ -97,7 +106,11 @@ class RoutingRules:
         self.relying = self._connects and not self.matches
         """Whether the clients here rely on matchers elsewhere, or in Spark."""
         self.matching = LocalMatcher(
-            subscriptions, self._is_wanted, json_attributes=settings.matching.json_attributes
+            subscriptions,
+            self._is_wanted,
+            json_attributes=settings.matching.json_attributes,
+            window=settings.matching.fence_window,
+            read=self._read_past,
         )
         if self._connects:
             self.connector = self._make_connector(settings)
@@ -119,6 +132,7 @@ class RoutingRules:
             keep_seconds=settings.matching.keep_seconds,
             max_subscriptions=settings.matching.max_subscriptions,
             max_predicates=settings.matching.max_predicates,
+            max_tracks=settings.matching.max_tracks,
             replay=settings.matching.replay,
         )
         connector.find_path = self._find_path
@@ -266,6 +280,15 @@ class RoutingRules:
         if subscription.connector == self.id:
             return self._connects
         return self._pushes and self.ring.owner(client) == self.node
+
+    def _read_past(self, first: int, last: int) -> Iterator[Batch]:
+        """Read what fences have to know of before the messages in hand, as far as the log still has it; in a thread."""
+        log = self._hub.log
+        at = max(first, log.first)
+        while at <= last:
+            for batch in log.read(at, last, PAST_BYTES):
+                yield batch
+                at = batch.last + 1
 
     def _joined(self, _outcome: Batch | StorageError) -> None:
         self._joining = False

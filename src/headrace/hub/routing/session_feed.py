@@ -15,6 +15,10 @@ from headrace.errors import LimitError, StorageError, TrimmedError
 from headrace.hub.cursor import EncodedCache, cut_off_reason
 from headrace.hub.routing.client_session import ClientSession, FoundRows, PushSource, Rows
 from headrace.hub.routing.local_matcher import add_row
+from headrace.hub.routing.subscription_parts import (
+    UNNAMED,
+    Label,
+)
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
 from headrace.message import Batch
@@ -24,8 +28,8 @@ from headrace.wire.sdk import commands as sdk
 Found: TypeAlias = list[tuple[Batch, Rows]]
 """Batches of the log, and what in each is for a client."""
 
-FindPart: TypeAlias = Callable[[bytes], tuple[bytes, str]]
-"""Returns the client that a matcher's find is for, and the name of the subscription."""
+FindPart: TypeAlias = Callable[[bytes], tuple[bytes, Label]]
+"""Returns the client that a matcher's find is for, and what it is told."""
 
 Then: TypeAlias = Callable[[Found | StorageError], None]
 Read: TypeAlias = Callable[[bytes, int, int, Then], None]
@@ -105,11 +109,12 @@ class SessionFeed:
         frame: bytes | None = None
         concerned: dict[ClientSession, Rows] = {}
         for part in parts:
-            session, name = self._session_of(part)
+            client, label = self._find_part(part)
+            session = self._sessions.get(client)
             if session is None:
                 self._hub.counters.add("absent", door="sdk")
             else:
-                add_row(concerned.setdefault(session, {}), 0, name)
+                add_row(concerned.setdefault(session, {}), 0, label)
         for session, rows in concerned.items():
             if seq is not None and seq <= session.last:
                 self._repeats.value += 1
@@ -127,11 +132,11 @@ class SessionFeed:
                 frame = self._encode(seq, payload, msg_id)
                 if frame is None:
                     return
-            named = sdk.name_push(frame, rows[0]) if rows[0] else frame
+            labelled = _labelled(frame, rows[0])
             if seq is not None:
-                self._sent(session, [seq], [named])
+                self._sent(session, [seq], [labelled])
             elif session.outlet.room > 0:
-                session.outlet.send(named)
+                session.outlet.send(labelled)
                 session.sent += 1
                 self._delivered.value += 1
             else:
@@ -162,28 +167,20 @@ class SessionFeed:
         ids = matches.clients.tobytes()
         for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
             for at in range(begin, end, CLIENT_ID_BYTES):
-                session, name = self._session_of(ids[at : at + CLIENT_ID_BYTES])
+                client, label = self._find_part(ids[at : at + CLIENT_ID_BYTES])
+                session = self._sessions.get(client)
                 if session is None or not session.live:
                     continue
                 rows = found.setdefault(session, {})
-                if name:
-                    add_row(rows, row, name)
-                else:
+                if label is UNNAMED:
                     rows.setdefault(row, ())
+                else:
+                    add_row(rows, row, label)
         return found
-
-    def _session_of(self, part: bytes) -> tuple[ClientSession | None, str]:
-        """The session that a matcher's find is for, and the name of the subscription."""
-        session = self._sessions.get(part)
-        if session is not None:
-            return session, ""
-        client, name = self._find_part(part)
-        return self._sessions.get(client), name
 
     def _push(self, session: ClientSession, batch: Batch, rows: Rows) -> None:
         frames = [
-            (seq, sdk.name_push(frame, names) if (names := rows[seq - batch.first]) else frame)
-            for seq, frame in self._frames(batch, rows)
+            (seq, _labelled(frame, rows[seq - batch.first])) for seq, frame in self._frames(batch, rows)
         ]
         self._sent(session, [seq for seq, _ in frames], [frame for _, frame in frames])
 
@@ -257,6 +254,18 @@ class SessionFeed:
         session.outlet.part(cut_off_reason(error), str(error))
 
 
+def _labelled(frame: bytes, labels: tuple[Label, ...]) -> bytes:
+    """A push with what its client is told."""
+    if not labels:
+        return frame
+    events: dict[str, list[str]] = {}
+    for label in labels:
+        if label.event:
+            events.setdefault(label.name, []).append(label.event)
+    names = dict.fromkeys(label.name for label in labels if label.name)
+    return sdk.label_push(frame, tuple(names), {name: tuple(each) for name, each in events.items()})
+
+
 def _fresh(session: ClientSession, batch: Batch, rows: Rows) -> Rows:
     """What the session has not been sent."""
-    return {row: names for row, names in rows.items() if batch.first + row > session.last}
+    return {row: labels for row, labels in rows.items() if batch.first + row > session.last}

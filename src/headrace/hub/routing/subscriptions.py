@@ -18,16 +18,14 @@ satisfies it when it satisfies all fields of one of them. The entries:
 ``CLIENT`` is the client's id in hex. Fields are kept here as text; a matcher has an index of its own, which follows
 each change (:attr:`Subscriptions.observers`).
 
-**Parts.** To a matcher every alternative is a subscription of its own, which it knows by 12 bytes, like a client. The
-only alternative of an unnamed subscription is known by the client's id, as in the document; any other by a hash of the
-client, the name and the alternative's place. Whoever has the state knows from it which client a part belongs to.
+What a subscription is made of is in :mod:`headrace.hub.routing.subscription_parts`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
@@ -36,14 +34,26 @@ import msgspec
 import pyarrow as pa
 
 from headrace.errors import LimitError, MalformedError, WireError
+from headrace.hub.routing.subscription_parts import (
+    FENCE,
+    POLYGON,
+    UNNAMED,
+    Fields,
+    Label,
+    Named,
+    Subscription,
+    parse_fields,
+    parts_of,
+    weight_of,
+)
 from headrace.hub.state import entry
 from headrace.log.snapshots.pieces import rows
 from headrace.message import Batch
 from headrace.wire.attribute.items import sized
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES
+from headrace.wire.attribute.messages import NODE_ID_BYTES
 from headrace.wire.link.message import SUBSCRIPTIONS
 from headrace.wire.sdk.auth import client_id_text, parse_client_id
-from headrace.wire.sdk.predicate import Predicate, Predicates, parse_field, serialize_field
+from headrace.wire.sdk.fence import Track
 from headrace.wire.sdk.subscribe import MAX_ALTERNATIVES, serialize_subscription_name
 
 PART: Final = "subscription"
@@ -52,70 +62,10 @@ MAX_ROWS: Final = 1024
 MAX_TABLE_BYTES: Final = 1 << 20
 """Bytes of one piece of the table, at most: some milliseconds' work, and well within a message of the link."""
 
-Fields: TypeAlias = dict[str, str]
-"""The field JSON of each attribute that a subscription names."""
-
-Named: TypeAlias = dict[str, list[Fields]]
-"""The alternatives of each of a client's subscriptions, by name; the unnamed one's name is empty."""
-
 MAX_PARTS: Final = 1024
 """Alternatives of all subscriptions of one client. This is no setting: the state would depend on more than the log."""
 
 logger = logging.getLogger("headrace")
-
-
-class Part(NamedTuple):
-    """One alternative of a subscription: the matcher's unit."""
-
-    name: str
-    """The subscription's name."""
-    fields: Fields
-
-    @property
-    def predicates(self) -> dict[str, Predicate]:
-        """The fields, parsed."""
-        return parse_fields(self.fields)
-
-
-class Subscription(NamedTuple):
-    """A client's connector, the entry that last changed its subscriptions, and what they are."""
-
-    connector: bytes
-    seq: int
-    """The message that the entry stands after."""
-    op: int
-    """The entry's own position in the log, by which it is told apart from others after the same message."""
-    packed: bytes | dict[str, bytes]
-    """The fields of an unnamed subscription, as JSON; or each subscription's alternatives, as JSON, by name.
-
-    A client may have many subscriptions, and change one: the others are neither read nor written then."""
-    part_count: int = 1
-    """The number of parts."""
-
-    @property
-    def by_name(self) -> dict[str, bytes]:
-        """Each subscription's alternatives, as JSON; not to be changed."""
-        return {"": b"[%b]" % self.packed} if isinstance(self.packed, bytes) else self.packed
-
-    @property
-    def named(self) -> Named:
-        """The client's subscriptions."""
-        return {name: self.alternatives(name) for name in self.by_name}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is only an unnamed subscription without alternatives."""
-        return isinstance(self.packed, bytes)
-
-    def alternatives(self, name: str) -> list[Fields]:
-        """The alternatives of one subscription; none if there is no such."""
-        return msgspec.json.decode(self.by_name.get(name, b"[]"), type=list[Fields])
-
-    def parts(self, client: bytes, names: Iterable[str] | None = None) -> dict[bytes, Part]:
-        """The parts of all subscriptions, or of some, by the ids that matchers know them by."""
-        return _parts(
-            client, {name: self.alternatives(name) for name in (self.by_name if names is None else names)}
-        )
 
 
 class SubscriptionChange(NamedTuple):
@@ -143,9 +93,13 @@ class Subscriptions:
         """Called with each connector that gives a sign of life."""
         self._kept: dict[bytes, Subscription] = {}
         self._ids: dict[bytes, bytes] = {}
-        self._parts: dict[bytes, tuple[bytes, str]] = {}
-        """The client and the name of each part, for clients that have more than an unnamed subscription."""
+        self._parts: dict[bytes, tuple[bytes, Label]] = {}
+        """The client and the label of each part, for clients that have more than an unnamed subscription."""
         self._plain = 0
+        self._plain_fences: dict[bytes, tuple[bytes, Label]] = {}
+        """The same for clients that have only an unnamed subscription, with a fence."""
+        self.tracks: Counter[Track] = Counter()
+        """The tracks that fences need, and how many subscriptions need each."""
 
     def __len__(self) -> int:
         """The number of parts: each takes a place in the index."""
@@ -170,9 +124,9 @@ class Subscriptions:
         """Whether any client has more than an unnamed subscription without alternatives."""
         return bool(self._parts)
 
-    def find_part(self, part: bytes) -> tuple[bytes, str]:
-        """The client that a matcher's find is for, and the subscription's name."""
-        return self._parts.get(part) or (part, "")
+    def find_part(self, part: bytes) -> tuple[bytes, Label]:
+        """The client that a matcher's find is for, and what it is told."""
+        return self._parts.get(part) or self._plain_fences.get(part) or (part, UNNAMED)
 
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
         """Follow a ``subscription`` entry; one that makes no sense is passed over."""
@@ -183,12 +137,14 @@ class Subscriptions:
             orders = _ordered(order)
             old = self._kept.get(client)
             named = {} if order.only or old is None else dict(old.by_name)
-            count = sum(map(len, orders.values()))
+            count, vertices = sum(map(len, orders.values())), sum(map(weight_of, orders.values()))
             if named and old is not None:
-                count += old.part_count - sum(len(old.alternatives(name)) for name in orders)
+                replaced = [old.alternatives(name) for name in orders]
+                count += old.part_count - sum(map(len, replaced))
+                vertices += old.weight - sum(map(weight_of, replaced))
             if count > MAX_PARTS:
                 raise LimitError("sdk", "alternatives of all subscriptions", count, MAX_PARTS)
-            parts = _parts(client, orders)
+            parts = parts_of(client, orders)
             if clash := next((part for part in parts if self._is_foreign(part, client)), None):
                 raise MalformedError("sdk", "id", clash.hex(), "not another client's")
         except (WireError, msgspec.MsgspecError, UnicodeEncodeError) as error:
@@ -210,7 +166,8 @@ class Subscriptions:
                     named[name] = msgspec.json.encode(alternatives)
                 else:
                     named.pop(name, None)
-            self._set(client, self._subscription(connector, seq, op, named, count) if named else None)
+            kept = self._subscription(connector, seq, op, named, count, vertices)
+            self._set(client, kept if named else None)
         elif order.fields is None and old is not None:
             self._set(client, old._replace(connector=self._same(connector), seq=seq, op=op))
 
@@ -223,7 +180,7 @@ class Subscriptions:
         clients, kept = list(self._kept), list(self._kept.values())
 
         def row(place: int) -> _Row:
-            connector, seq, op, packed, _ = kept[place]
+            connector, seq, op, packed, *_ = kept[place]
             whole = packed if isinstance(packed, bytes) else _pack(kept[place].named)
             return clients[place], connector, seq, op, whole
 
@@ -239,19 +196,20 @@ class Subscriptions:
         """Take over subscriptions: client, connector, number and position of the last change, packed form."""
         for client, connector, seq, op, packed in rows:
             if packed.startswith(b"{"):
-                self._set(client, Subscription(self._same(connector), seq, op, packed))
+                vertices = weight_of([msgspec.json.decode(packed, type=Fields)]) if POLYGON in packed else 0
+                self._set(client, Subscription(self._same(connector), seq, op, packed, weight=vertices))
                 continue
             named = dict(msgspec.json.decode(packed, type=list[tuple[str, list[Fields]]]))
             alternatives = {name: msgspec.json.encode(each) for name, each in named.items()}
-            count = sum(map(len, named.values()))
-            self._set(client, self._subscription(connector, seq, op, alternatives, count))
+            count, vertices = sum(map(len, named.values())), sum(map(weight_of, named.values()))
+            self._set(client, self._subscription(connector, seq, op, alternatives, count, vertices))
 
     def _subscription(
-        self, connector: bytes, seq: int, op: int, named: dict[str, bytes], count: int
+        self, connector: bytes, seq: int, op: int, named: dict[str, bytes], count: int, vertices: int
     ) -> Subscription:
         # The usual one takes least.
         packed = named[""][1:-1] if count == 1 and "" in named else named
-        return Subscription(self._same(connector), seq, op, packed, count)
+        return Subscription(self._same(connector), seq, op, packed, count, vertices)
 
     def _set(self, client: bytes, new: Subscription | None) -> None:
         old = self._kept.pop(client, None)
@@ -261,16 +219,23 @@ class Subscriptions:
         if old is not None:
             if old.is_plain:
                 self._plain -= 1
+                self._plain_fences.pop(client, None)
             else:
                 for part in old.parts(client, some):
                     del self._parts[part]
         if new is not None:
             self._kept[client] = new
-            if new.is_plain:
+            if isinstance(new.packed, bytes):
                 self._plain += 1
+                if FENCE in new.packed:
+                    self._plain_fences[client] = client, new.parts(client)[client].label
             else:
                 parts = new.parts(client, some)
-                self._parts.update((part, (client, each.name)) for part, each in parts.items())
+                self._parts.update((part, (client, each.label)) for part, each in parts.items())
+        if old is not None:
+            self.tracks -= old.tracks(names)
+        if new is not None:
+            self.tracks += new.tracks(names)
         if old is not None or new is not None:
             change = SubscriptionChange(client, old, new, names)
             for observer in self.observers:
@@ -278,21 +243,11 @@ class Subscriptions:
 
     def _is_foreign(self, part: bytes, client: bytes) -> bool:
         """Whether another client, or a part of another, is known by this id."""
-        return (part != client and part in self._kept) or self._parts.get(part, (client, ""))[0] != client
+        return (part != client and part in self._kept) or self._parts.get(part, (client,))[0] != client
 
     def _same(self, connector: bytes) -> bytes:
         """One object for each id, however many clients it has."""
         return self._ids.setdefault(connector, connector)
-
-
-def parse_fields(fields: Mapping[str, str]) -> dict[str, Predicate]:
-    """Parse fields, by attribute."""
-    return {name: parse_field(field.encode()) for name, field in fields.items()}
-
-
-def serialize_fields(predicates: Predicates) -> Fields:
-    """Write predicates as fields."""
-    return {name: serialize_field(predicate).decode() for name, predicate in predicates.items()}
 
 
 def rows_of_tables(pieces: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
@@ -401,27 +356,8 @@ def _ordered(order: _Order) -> Named:
     return named
 
 
-def _parts(client: bytes, named: Named) -> dict[bytes, Part]:
-    return {
-        _part_id(client, name, place): Part(name, fields)
-        for name, alternatives in named.items()
-        for place, fields in enumerate(alternatives)
-    }
-
-
 def _changed(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> tuple[str, ...]:
     return tuple(name for name in {**old, **new} if old.get(name) != new.get(name))
-
-
-def part_ids(client: bytes, name: str, alternatives: int) -> list[bytes]:
-    """The ids of the parts of a subscription with so many alternatives."""
-    return [_part_id(client, name, place) for place in range(alternatives)]
-
-
-def _part_id(client: bytes, name: str, place: int) -> bytes:
-    if not (name or place):
-        return client
-    return sha256(b"%b%d/%b" % (client, place, name.encode())).digest()[:CLIENT_ID_BYTES]
 
 
 def _pack(named: Named) -> bytes:

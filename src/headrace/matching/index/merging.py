@@ -12,7 +12,7 @@ from headrace.matching.index.hashing import CLIENTS, FLOATS
 from headrace.matching.index.segment import ALIVE, Bytes, Clients, Floats, Ints, Segment, Wide, Words
 from headrace.matching.kernels import SEGMENT
 from headrace.wire.numba_kernels import BYTES, INTS, WIDE, inline, kernel, types
-from headrace.wire.sdk.predicate import ATTRIBUTE, HEAD, TEXT
+from headrace.wire.sdk.program import ATTRIBUTE, HEAD, TEXT
 
 
 class Columns:

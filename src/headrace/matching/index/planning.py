@@ -18,7 +18,7 @@ from headrace.matching.index.hashing import FLOATS, FLOATS_2
 from headrace.matching.index.merging import Columns
 from headrace.matching.index.segment import Floats, Ints, Wide
 from headrace.wire.numba_kernels import INTS, INTS_2, WIDE, inline, kernel, types
-from headrace.wire.sdk.predicate import EXISTS, HEAD, IN, PREFIX, TEXT
+from headrace.wire.sdk.program import EXISTS, HEAD, IN, PREFIX, TEXT
 
 FEW_VALUES: Final = 16
 """Most values of an ``In`` that serves as key although the subscription has intervals: each takes an entry."""

@@ -6,7 +6,7 @@ the other type, it is NaN, which lies in no interval. ``Equals`` and ``Between``
 dimension. Every other predicate is a *program* (:mod:`headrace.wire.sdk.predicate`): its ``dim`` is negative and ``lo``
 is its place in ``pool``.
 
-A region (``Inside``) is three predicates: the intervals of its bounding box, in the number dimensions of its two
+A region (``Inside``, ``Fence``) is three predicates: the intervals of its bounding box, in the number dimensions of two
 attributes, by which it is indexed like any pair of ranges, and a program that checks it exactly.
 
 **Words** are the distinct strings that subscriptions use; a word's code is its index. Attribute names have a table of
@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.wire.sdk.fence import Fence
 from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate, decompile
 from headrace.wire.sdk.region import box_of
 
@@ -152,9 +153,9 @@ def predicates_of(segment: Segment, row: int) -> dict[str, Predicate]:
             at = int(low)
             program = segment.pool[at : at + int(segment.pool[at])].tolist()
             predicate = found[name(program[1])] = decompile(program, text, name)
-            if isinstance(predicate, Inside):
-                box = box_of(predicate.region)
-                boxes += ((name(program[1]), *box[:2]), (predicate.y, *box[2:]))
+            if isinstance(predicate, Inside | Fence):
+                box, (across, up) = box_of(predicate.region), predicate.indexed_by(name(program[1]))
+                boxes += ((across, *box[:2]), (up, *box[2:]))
         elif dim % 2:
             ranges.append((name(dim // 2), low, high))
         else:

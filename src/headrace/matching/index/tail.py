@@ -15,6 +15,7 @@ import numpy as np
 from headrace.matching.index import hashing
 from headrace.matching.index.hashing import WordTable
 from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide
+from headrace.wire.sdk.fence import Fence, compile_fence
 from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate, compile_predicate
 from headrace.wire.sdk.region import box_of
 
@@ -83,13 +84,16 @@ class Tail:
                 lo[at] = predicate.low
                 hi[at] = predicate.high
             else:
-                if type(predicate) is Inside:
-                    box = box_of(predicate.region)
-                    dim[at], dim[at + 1] = 2 * attribute + 1, 2 * self._names.code(predicate.y) + 1
-                    lo[at], hi[at], lo[at + 1], hi[at + 1] = box
+                if isinstance(predicate, Inside | Fence):
+                    across, up = predicate.indexed_by(name)
+                    dim[at], dim[at + 1] = 2 * self._names.code(across) + 1, 2 * self._names.code(up) + 1
+                    lo[at], hi[at], lo[at + 1], hi[at + 1] = box_of(predicate.region)
                     at += 2
                 dim[at] = -1
-                program = compile_predicate(predicate, attribute, self._words.code, self._names.code)
+                if isinstance(predicate, Fence):
+                    program = compile_fence(predicate, name, self._names.code)
+                else:
+                    program = compile_predicate(predicate, attribute, self._words.code, self._names.code)
                 lo[at] = hi[at] = self._write(program)
             at += 1
         self._clients[row] = np.frombuffer(client, np.uint32)

@@ -13,7 +13,10 @@ from weakref import WeakValueDictionary
 
 from headrace.errors import RefusedError, TrimmedError
 from headrace.hub.filters import Filter
-from headrace.hub.routing.subscriptions import Subscriptions, tables
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+    tables,
+)
 from headrace.hub.sequence import Hub
 from headrace.hub.topic_test import check_topic_pattern
 from headrace.log import Log

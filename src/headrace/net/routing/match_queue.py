@@ -184,7 +184,7 @@ class MatchQueue:
             self._matched(batch, None)
             return
         pieces = self._matching.pieces(batch)
-        if self._warm and len(batch) <= FEW:
+        if self._warm and len(batch) <= FEW and self._matching.matcher.at_hand(batch):
             while True:
                 try:
                     found = next(pieces, None)

@@ -18,7 +18,9 @@ from headrace.errors import StorageError
 from headrace.hub.routing.matcher_ring import MatcherRing
 from headrace.hub.routing.roles import RoutingRules
 from headrace.hub.routing.session_feed import Found, Then
-from headrace.hub.routing.subscriptions import Subscriptions
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+)
 from headrace.matching import is_cold, warm
 from headrace.message import Batch
 from headrace.net.routing.match_queue import MatchQueue

@@ -18,6 +18,7 @@ from headrace.hub.access.principal import Action
 from headrace.hub.access.readable import readable_rows
 from headrace.hub.routing.client_session import ClientSession, ReadableRows
 from headrace.hub.routing.connector import Connector
+from headrace.hub.routing.pending_changes import NOTHING_USED, Usage
 from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
 from headrace.net.server.accepting.door import DoorContext
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
@@ -35,9 +36,13 @@ from headrace.wire.sdk.commands import (
     new_session,
     serialize,
 )
+from headrace.wire.sdk.predicate import split_events
 from headrace.wire.sdk.subscribe import Subscribe
 
 RETRY_SECONDS: Final = 0.001
+
+_CHARGED: Final = (Resource.SUBSCRIPTIONS, Resource.TRACKS)
+"""What an account is charged for, in the order of :class:`~headrace.hub.routing.pending_changes.Usage`."""
 
 
 class SdkDoor(TcpDoor["SdkStream"]):
@@ -62,8 +67,8 @@ class SdkStream(DoorConnection[SdkDoor]):
         self._machine = new_session(auth_required=door.context.authentication.required)
         self._session: ClientSession | None = None
         self._retrying = False
-        self._charged = 0
-        """Subscriptions that the peer's account has for this client."""
+        self._charged = NOTHING_USED
+        """What the peer's account has for this client."""
 
     def opened(self) -> None:
         """Ask nothing of a client whose certificate tells who it is."""
@@ -107,25 +112,28 @@ class SdkStream(DoorConnection[SdkDoor]):
                     guest = os.urandom(CLIENT_ID_BYTES)
                     self.is_called(guest.hex())
                     self._session = self.door.connector.join(guest, self, guest=True, reads=self._reads)
-                connector, alternatives = self.door.connector, frame.alternatives
-                more = max(connector.more_parts(self._session.client, name, len(alternatives)), 0)
-                if (detail := self.account.take(Resource.SUBSCRIPTIONS, more)) is not None:
-                    self.refuse("subscriptions", detail)
-                    return
-                self._charged += more
+                connector, alternatives = self.door.connector, split_events(frame.alternatives)
+                more = connector.more_usage(self._session, name, alternatives)
+                for resource, amount in zip(_CHARGED, more, strict=True):
+                    if amount and (detail := self.account.lacks(resource, amount)) is not None:
+                        self.refuse(resource.value, detail)
+                        return
                 connector.subscribe(self._session, alternatives, name)
                 self._charge()
 
     def account_changes(self) -> None:
         """Give back what is charged to the account before another takes its place."""
-        self.account.adjust(Resource.SUBSCRIPTIONS, -self._charged)
-        self._charged = 0
+        self._charge_for(NOTHING_USED)
 
     def _charge(self) -> None:
         """Charge what the client subscribes to the peer's account."""
-        count = 0 if self._session is None else self.door.connector.parts(self._session)
-        self.account.adjust(Resource.SUBSCRIPTIONS, count - self._charged)
-        self._charged = count
+        session = self._session
+        self._charge_for(NOTHING_USED if session is None else self.door.connector.usage(session))
+
+    def _charge_for(self, usage: Usage) -> None:
+        for resource, now, before in zip(_CHARGED, usage, self._charged, strict=True):
+            self.account.adjust(resource, now - before)
+        self._charged = usage
 
     @property
     def _reads(self) -> ReadableRows | None:

@@ -239,7 +239,7 @@ class Api:
         def match() -> list[str]:
             return [
                 bytes(client).hex()
-                for _, matches in matching.pieces(batch)
+                for _, matches in matching.pieces(batch, record=False)
                 for client in clients_of(matches, self._server.subscriptions).clients
             ]
 

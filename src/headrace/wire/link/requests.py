@@ -16,6 +16,7 @@ from headrace.errors import LimitError, MalformedError, UnexpectedError, WireErr
 from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.link.message import MAX_MESSAGE, Buffer, parse
 from headrace.wire.link.plain_rows import parse_published
+from headrace.wire.sdk.fence import Fence
 from headrace.wire.sdk.predicate import Predicate, parse_field
 
 MAX_ID: Final = (1 << 53) - 1
@@ -362,6 +363,9 @@ def parse_where(where: Mapping[str, Any]) -> dict[str, Predicate]:
             raise MalformedError(
                 "link", f"where.{name}", error.value, f"{error.field}: {error.limit}"
             ) from None
+        if isinstance(predicates[name], Fence):
+            rule = "no fence: a filter judges each message by itself; subscribe at the sdk door"
+            raise MalformedError("link", f"where.{name}", "fence", rule)
     return predicates
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
@@ -128,6 +128,8 @@ class Push:
     payload: bytes
     subs: tuple[str, ...] = ()
     """The names of the named subscriptions that it satisfies."""
+    events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The events of fences, by the name of their subscription; the unnamed one's is empty."""
 
 
 Command: TypeAlias = Auth | Heartbeat | Subscribe
@@ -163,9 +165,9 @@ def serialize(frame: Command | ConnectorFrame, limits: SdkLimits = DEFAULT_LIMIT
             return serialize_elements([b"hb"], limits)
         case Subscribe():
             return serialize_elements(subscribe_elements(frame), limits)
-        case Push(seq, payload, subs):
+        case Push(seq, payload, subs, events):
             push = _serialize_push(seq, payload)
-            return name_push(push, subs) if subs else push
+            return label_push(push, subs, events) if subs or events else push
         case _:
             return _REPLIES[frame]
 
@@ -180,14 +182,16 @@ def serialize_pushes(seqs: Sequence[int], payloads: Run) -> Run:
     return Run.of(map(_serialize_push, seqs, payloads))
 
 
-def name_push(push: bytes, names: Sequence[str]) -> bytes:
-    """Add the names of the subscriptions that it satisfies to a serialized push.
+def label_push(push: bytes, names: Sequence[str], events: Mapping[str, Sequence[str]]) -> bytes:
+    """Add the names of the subscriptions that it satisfies, and the events of their fences, to a serialized push.
 
-    >>> name_push(serialize(Push(7, b"a")), ["near"])
+    >>> label_push(serialize(Push(7, b"a")), ["near"], {})
     b'#50\\r\\n{"payload":"a","type":1,"seq":7,"subs":["near"]}\\r\\n'
     """
     begin = push.index(CRLF) + len(CRLF)
-    content = b'%b,"subs":%b}\r\n' % (push[begin : -len(b"}\r\n")], msgspec.json.encode(names))
+    subs = b',"subs":%b' % msgspec.json.encode(names) if names else b""
+    crossed = b',"events":%b' % msgspec.json.encode(events) if events else b""
+    content = b"%b%b%b}\r\n" % (push[begin : -len(b"}\r\n")], subs, crossed)
     if len(content) > MAX_PUSH:
         raise LimitError("sdk", "message length", len(content), MAX_PUSH)
     return b"#%d\r\n%b" % (len(content), content)
@@ -247,7 +251,8 @@ def parse_push(body: bytes) -> Push:
     rule = "a JSON object of payload, type (1 or 2) and, in our own pushes, seq"
     content = decode_json(_CONTENT, body, "sdk", "push", rule)
     payload = content.payload.encode()
-    return Push(content.seq, payload if content.type == _TEXT else _parse_base64(payload), content.subs)
+    payload = payload if content.type == _TEXT else _parse_base64(payload)
+    return Push(content.seq, payload, content.subs, content.events)
 
 
 def new_session(*, auth_required: bool) -> StateMachine[SdkState, SdkEvent]:
@@ -324,6 +329,7 @@ class _Content(msgspec.Struct):
     type: Literal[1, 2]
     seq: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] = UNPLACED
     subs: tuple[str, ...] = ()
+    events: dict[str, tuple[str, ...]] = {}
 
 
 _CONTENT = msgspec.json.Decoder(_Content)

@@ -9,11 +9,8 @@ predicates in predicates. What is parsed is usable as it stands: numbers are fin
 at most ``MAX_DEPTH`` deep and has at most ``MAX_TERMS`` predicates and values. What parses serializes, and parses
 again to the same predicate.
 
-**Programs.** A program is ``[length, attribute, instruction, …]``, all integers; an instruction is ``operation, n`` and
-``n`` operands, each a ``type, value`` pair: ``TEXT`` and a word's code, ``NUMBER`` and the bits of a double, or
-``ATTRIBUTE`` and an attribute. So programs can be copied and their words and attributes renumbered without knowing the
-operations. A program works on a stack of truth values, at most two for each level of nesting, which fits an integer's
-bits, and leaves one:
+**Programs** (:mod:`headrace.wire.sdk.program`). A program works on a stack of truth values, at most two for each level
+of nesting, which fits an integer's bits, and leaves one:
 
 ================================ ==============================================================================
 ``EQUALS``, ``IN``, ``BETWEEN``  push whether the attribute is the operand, one of them, or between the two
@@ -23,11 +20,13 @@ bits, and leaves one:
 ``NONE``                         push false: the beginning of an ``any``
 ``OR``                           pop one, or it into the top: after each predicate of an ``any``
 ``INSIDE``                       the whole of a program: whether this attribute and another are a point in a region
+``FENCE``                        the whole of a program: whether a key has entered a region, left it, or stayed
 ================================ ==============================================================================
 
 :func:`holds` runs a program on one value of an attribute. It is plain Python that numba compiles: the matcher's index
 calls it for the predicates it cannot settle by intervals, a filter for each row of a batch. ``INSIDE`` looks at two
-attributes, so they call :func:`headrace.wire.sdk.region.contains` for it.
+attributes, so they call :func:`headrace.wire.sdk.region.contains` for it. ``FENCE`` looks at two messages as well
+(:mod:`headrace.wire.sdk.fence`), which only the matcher can do.
 """
 
 from __future__ import annotations
@@ -41,8 +40,29 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import LimitError, MalformedError
-from headrace.wire.sdk.region import Region, numbers_of, parse_region, plain_region, region_of
+from headrace.errors import LimitError, MalformedError, UsageError
+from headrace.wire.sdk.fence import Fence, decompile_fence, parse_fence, plain_fence
+from headrace.wire.sdk.program import (
+    ABSENT,
+    ATTRIBUTE,
+    BETWEEN,
+    EQUALS,
+    EXISTS,
+    FENCE,
+    HEAD,
+    IN,
+    INSIDE,
+    NONE,
+    NOT,
+    NOTHING,
+    NUMBER,
+    OR,
+    PREFIX,
+    TEXT,
+    bits,
+    number_operands,
+)
+from headrace.wire.sdk.region import Region, numbers_of, parse_region, plain_region, region_of, vertex_count
 from headrace.wire.typed_json import Json, decode_json, shown
 
 MAX_DEPTH = 8
@@ -50,15 +70,6 @@ MAX_DEPTH = 8
 
 MAX_TERMS = 256
 """How many predicates and values one ``extra`` may have. Each may be checked for each message."""
-
-HEAD: Final = 2
-"""Integers of a program before its first instruction: its length and its attribute."""
-
-EQUALS, IN, BETWEEN, PREFIX, EXISTS, ABSENT, NOT, NONE, OR, INSIDE = range(1, 11)
-"""The operations."""
-
-NOTHING, TEXT, NUMBER, ATTRIBUTE = 0, 1, 2, 3
-"""The type of an attribute's value, or of an operand."""
 
 
 class Use(IntEnum):
@@ -126,11 +137,15 @@ class Inside:
     y: str
     region: Region
 
+    def indexed_by(self, x: str) -> tuple[str, str]:
+        """The attributes whose point must be in the region; ``x`` is the one that it is filed under."""
+        return x, self.y
+
 
 Extra: TypeAlias = In | Prefix | Not | Exists | Any
 """The predicates that ``extra`` can hold at any depth."""
 
-Predicate: TypeAlias = Equals | Between | Inside | Extra
+Predicate: TypeAlias = Equals | Between | Inside | Fence | Extra
 
 Predicates: TypeAlias = Mapping[str, Predicate]
 """Predicates by attribute, all of which must hold."""
@@ -160,11 +175,13 @@ def parse_field(field: bytes) -> Predicate:
         case Use.EXTRA:
             text = decode_json(_TEXT, parsed.extra, "sdk", "extra", "a string that holds JSON")
             members = decode_json(_MEMBERS, text, "sdk", "extra", "a JSON object")
-            return (
-                _parse_inside(members["inside"])
-                if [*members] == ["inside"]
-                else _Terms().parse(text, depth=1)
-            )
+            match [*members]:
+                case ["inside"]:
+                    return _parse_inside(members["inside"])
+                case ["fence"]:
+                    return parse_fence(members["fence"])
+                case _:
+                    return _Terms().parse(text, depth=1)
 
 
 def serialize_field(predicate: Predicate) -> bytes:
@@ -181,20 +198,14 @@ def serialize_field(predicate: Predicate) -> bytes:
         case Inside(y, region):
             inside: dict[str, object] = {"inside": {"y": y, **plain_region(region)}}
             field = _encode({"use": Use.EXTRA, "extra": _encode(inside).decode()})
+        case Fence():
+            fence: dict[str, object] = {"fence": plain_fence(predicate)}
+            field = _encode({"use": Use.EXTRA, "extra": _encode(fence).decode()})
         case _:
             field = _encode({"use": Use.EXTRA, "extra": _encode(_plain(predicate)).decode()})
     # What we would refuse (too deep, too many, low above high, NaN, which is written as null) is not sent.
     parse_field(field)
     return field
-
-
-def bits(number: float) -> int:
-    """A number as an integer that equal numbers share.
-
-    >>> bits(-0.0) == bits(0.0)
-    True
-    """
-    return int(np.float64(number + 0.0).view(np.int64))
 
 
 def compile_predicate(
@@ -205,11 +216,12 @@ def compile_predicate(
 ) -> list[int]:
     """The program of a predicate; ``code`` gives the code of a word, ``attribute_of`` the attribute of a name."""
     program = [0, attribute]
+    if isinstance(predicate, Fence):
+        raise UsageError("a fence looks at earlier messages: only the matcher can do that")
     if isinstance(predicate, Inside):
         numbers = numbers_of(predicate.region)
         program += (INSIDE, 1 + len(numbers), ATTRIBUTE, attribute_of(predicate.y))
-        for number in numbers:
-            program += (NUMBER, bits(number))
+        program += number_operands(numbers)
     else:
         _write(program, predicate, code)
     program[0] = len(program)
@@ -220,6 +232,8 @@ def decompile(
     program: Sequence[int], word: Callable[[int], str], name: Callable[[int], str] = str
 ) -> Predicate:
     """The predicate that a program was compiled from."""
+    if program[HEAD] == FENCE:
+        return decompile_fence(program, name)
     if program[HEAD] == INSIDE:
         numbers = np.array(program[HEAD + 5 :: 2], np.int64).view(np.float64)
         return Inside(name(program[HEAD + 3]), region_of(tuple(numbers.tolist())))
@@ -302,6 +316,33 @@ def holds(
     return stack & 1 == 1
 
 
+def split_events(alternatives: Alternatives) -> Alternatives:
+    """Give each event of a fence a set of predicates of its own: the matcher's unit."""
+    return tuple(each for predicates in alternatives for each in _by_event(predicates))
+
+
+def fence_of(predicates: Predicates) -> tuple[str, Fence] | None:
+    """The fence among predicates and the attribute it is filed under, if there is one; there is no more than one."""
+    fences = [(name, each) for name, each in predicates.items() if isinstance(each, Fence)]
+    if len(fences) > 1:
+        raise MalformedError("sdk", "fence", fences[1][0], "at most one in a set of attributes")
+    return fences[0] if fences else None
+
+
+def weight(predicates: Predicates) -> int:
+    """What predicates cost to keep and to check, beside a subscription of ordinary ones: a polygon's vertices."""
+    regions = (each.region for each in predicates.values() if isinstance(each, Inside | Fence))
+    return sum(map(vertex_count, regions))
+
+
+def _by_event(predicates: Predicates) -> list[Predicates]:
+    found = fence_of(predicates)
+    if found is None:
+        return [predicates]
+    name, fence = found
+    return [{**predicates, name: one} for one in fence.by_event()]
+
+
 def _write(program: list[int], predicate: Equals | Between | Extra, code: Callable[[str], int]) -> None:
     def instruct(operation: int, *values: str | float) -> None:
         program.extend((operation, len(values)))
@@ -360,7 +401,7 @@ class _Terms:
         members = decode_json(_MEMBERS, text, "sdk", "extra", "a JSON object")
         if len(members) != 1:
             raise MalformedError(
-                "sdk", "extra", shown(text), "exactly one of in, prefix, not, exists, any, inside"
+                "sdk", "extra", shown(text), "exactly one of in, prefix, not, exists, any, inside, fence"
             )
         ((word, argument),) = members.items()
         match word:
@@ -379,7 +420,7 @@ class _Terms:
                 return Any(tuple(self.parse(predicate, depth + 1) for predicate in inner))
             case _:
                 raise MalformedError(
-                    "sdk", "extra", word, "one of in, prefix, not, exists, any; inside stands alone"
+                    "sdk", "extra", word, "one of in, prefix, not, exists, any; inside and fence stand alone"
                 )
 
     def _take(self, count: int) -> None:

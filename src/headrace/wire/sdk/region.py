@@ -113,6 +113,11 @@ def box_of(region: Region) -> Box:
             return Box(min(xs), max(xs), min(ys), max(ys))
 
 
+def vertex_count(region: Region) -> int:
+    """The number of a polygon's vertices; 0 for a circle, which costs no more than a pair of ranges."""
+    return len(region.vertices) if isinstance(region, Polygon) else 0
+
+
 def contains(pool: npt.NDArray[np.int64], at: int, count: int, x: float, y: float) -> bool:
     """Whether a region contains a point of its bounding box; its numbers are operands from ``pool[at]`` on."""
     if count == CIRCLE_NUMBERS:

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.errors import LimitError, MalformedError
-from headrace.wire.sdk.predicate import Alternatives, Predicate, Predicates, parse_field, serialize_field
+from headrace.wire.sdk.predicate import (
+    Alternatives,
+    Predicate,
+    Predicates,
+    fence_of,
+    parse_field,
+    serialize_field,
+)
 
 MAX_NAME = 128
 """Bytes of a subscription's name."""
@@ -92,6 +99,8 @@ def _parse_pairs(name: str, attributes: Sequence[bytes]) -> Subscribe:
         current = {}
         if len(alternatives) >= MAX_ALTERNATIVES:
             raise LimitError("sdk", "alternatives", len(alternatives) + 1, MAX_ALTERNATIVES)
+    for predicates in (*alternatives, current):
+        fence_of(predicates)
     if alternatives and not all((*alternatives, current)):
         raise MalformedError("sdk", "alternatives", "or", "each alternative names an attribute")
     return (

@@ -21,7 +21,13 @@ from tests.spark.jobs.match.dispatcher import Dispatcher
 
 from headrace.archive.folder import Folder
 from headrace.errors import LostRangeError
-from headrace.hub.routing.subscriptions import Subscriptions, change, serialize_fields
+from headrace.hub.routing.subscription_parts import (
+    serialize_fields,
+)
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+    change,
+)
 from headrace.spark.hub_connections import close_links
 from headrace.spark.jobs.match.fleet_tasks import (
     BatchFacts,

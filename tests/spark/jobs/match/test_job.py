@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.client.link.moving import drive, expected, published
 from tests.hubprocess import HubProcess
 from tests.spark.hubs import until
 from tests.spark.jobs.fleet import COLOURS, Client, Named, Relay, linked, publish, status
 
-from headrace import between, where
+from headrace import between, circle, connect_sync, fence, where
 from headrace.errors import UnreachableError, UsageError
 from headrace.message import SCHEMA
 from headrace.spark import register
@@ -248,6 +249,28 @@ def test_a_dispatcher_that_is_not_there_is_named(hub: HubProcess, begin: Begin) 
         begin(hub, "127.0.0.1:1", patience=0)
     with pytest.raises(UsageError, match="match has no end"):
         begin(hub, available_now="yes")
+
+
+def test_fences_have_the_hubs_events(hub: HubProcess, spark: SparkSession) -> None:
+    """Each task begins in the middle, and reads what is before its range."""
+    wanted = fence("x", "y", circle(50, 50, 20), key="taxi", events=("enter", "inside", "exit"))
+    moves = drive(Random(6), 400)
+    with linked(hub) as link, connect_sync(f"sdk://{hub.doors['sdk']}") as sdk:
+        sdk.subscribe(wanted)
+        first = link.head().head + 1
+        link.publish(published(moves))
+        events = expected(wanted, moves, first)
+        got = {message.seq: message.events[""] for message in (next(sdk) for _ in events)}
+        reading = SourceOptions(HubOptions(hub.doors["tube_tcp"]))
+        ranges = frame(spark, link.head())
+        tried = backtest(ranges, wanted, reading=reading).collect()
+        matched = match(ranges, link.subscriptions(), reading=reading).collect()
+        rows = spark.createDataFrame(link.read(1, 1).to_arrow().to_pandas())
+        with pytest.raises(UsageError, match="needs the messages before"):
+            backtest(rows, wanted)
+    assert got == events
+    assert {row["seq"]: tuple(row["events"]) for row in tried} == events
+    assert sorted(row["seq"] for row in matched) == list(events)
 
 
 def test_the_function_tells_the_clients_of_messages(hub: HubProcess, spark: SparkSession) -> None:

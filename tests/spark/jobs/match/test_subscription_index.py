@@ -13,11 +13,13 @@ import pytest
 
 from headrace.archive.folder import Folder
 from headrace.errors import StorageError
+from headrace.hub.routing.subscription_parts import (
+    serialize_fields,
+)
 from headrace.hub.routing.subscriptions import (
     Subscriptions,
     expire,
     move,
-    serialize_fields,
     subscribe,
     tables,
 )

@@ -13,6 +13,7 @@ has nothing to catch up with, and its checkpoint is for Spark alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -23,19 +24,15 @@ import pyarrow as pa
 
 from headrace.archive.folder import Folder
 from headrace.archive.parquet_file import enveloped
-from headrace.client.conditions import AnyConditions, Condition, alternatives_of
+from headrace.client.conditions import AnyConditions, Condition, Conditions, alternatives_of
+from headrace.client.link.backtest import EVENTS, Backtest
 from headrace.errors import UsageError
 from headrace.hub.routing.local_matcher import LocalMatcher, clients_of
 from headrace.hub.routing.subscriptions import (
     Subscriptions,
-    change,
     rows_of_tables,
-    serialize_fields,
 )
-from headrace.hub.routing.subscriptions import (
-    tables as state_tables,
-)
-from headrace.matching import warm
+from headrace.matching import FENCE_WINDOW, warm
 from headrace.message import SCHEMA
 from headrace.protocols import PORTS
 from headrace.spark.datasource import register_kind
@@ -44,11 +41,15 @@ from headrace.spark.jobs.job import COMMON, JobRun, Parameter, RunningJob, at_le
 from headrace.spark.jobs.match.dispatcher_connection import DispatcherDoor
 from headrace.spark.jobs.match.fleet_tasks import Fleet, run_tasks
 from headrace.spark.jobs.match.lifeline import Lifeline
+from headrace.spark.jobs.match.past import Past
 from headrace.spark.jobs.match.tables import EVERY, SubscriptionTable, SubscriptionTables
 from headrace.spark.options import HubOptions, SourceOptions
-from headrace.spark.source.range_source import NAME, RangesDataSource, over_ranges
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES
-from headrace.wire.link.message import SUBSCRIPTIONS
+from headrace.spark.runtime.python_workers import hide_from_collector
+from headrace.spark.source.range_rows import LogRange, read_range
+from headrace.spark.source.range_source import NAME, RangesDataSource
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES
+from headrace.wire.sdk.fence import Fence
+from headrace.wire.sdk.predicate import Alternatives, Predicate, Predicates, fence_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,6 +57,11 @@ if TYPE_CHECKING:
 DISPATCHER_PORT: Final = PORTS["dispatcher"]
 
 _FOUND: Final = "seq long, clients array<binary>"
+_DELIVERED: Final = "seq long, events array<string>"
+
+NO_FENCES: Final = (
+    "a fence needs the messages before a row: give ranges of the log, and how to read them (reading)"
+)
 
 ABOUT: Final = (
     "the matcher fleet: what clients subscribed to, pushed to the dispatcher (matching.engine = spark)"
@@ -71,6 +77,9 @@ PARAMETERS: Final = {
         "into how many shares clients are divided, each pushed by a task", "the cores", at_least(1)
     ),
     "most": Parameter("how many sequence numbers a micro-batch has at most", "500000", at_least(1)),
+    "fence_window": Parameter(
+        "how far back fences look: what the hub's matching.fence_window is", str(FENCE_WINDOW), at_least(1)
+    ),
     "json_attributes": Parameter(
         "whether JSON payloads count as attributes: what the hub's matching.json_attributes is",
         "false",
@@ -140,6 +149,7 @@ class FleetDriver:
             self._tables_path,
             shares or run.spark.sparkContext.defaultParallelism,
             json_attributes=run.truth("json_attributes"),
+            fence_window=int(run.number("fence_window")),
             answers=self.lifeline.answers is not False,
         )
 
@@ -189,19 +199,21 @@ def match(
     subscriptions: pa.Table,
     *,
     json_attributes: bool = False,
+    fence_window: int = FENCE_WINDOW,
     reading: SourceOptions | None = None,
 ) -> DataFrame:
     """Match messages; return ``seq`` and ``clients`` (12 bytes each) of those that have any.
 
     ``rows`` have the envelope's columns; ``subscriptions`` are as the link gives them (``link.subscriptions()``). With
     ``reading``, rows are not messages but ranges of them (:func:`~headrace.spark.source.range_source.frame`), which
-    tasks read themselves: several times as quick.
+    tasks read themselves: several times as quick. Fences need that: they look at the messages before a range.
     """
     shared = rows.sparkSession.sparkContext.broadcast((uuid4().hex, subscriptions))
-    work = partial(_match, shared, json_attributes)
     if reading is not None:
-        return rows.mapInArrow(partial(over_ranges, work, reading), _FOUND)
-    return rows.select(*SCHEMA.names).mapInArrow(work, _FOUND)
+        return rows.mapInArrow(partial(_match_ranges, shared, json_attributes, fence_window, reading), _FOUND)
+    if any("fence" in field for fields in subscriptions["fields"].to_pylist() for _, field in fields):
+        raise UsageError(NO_FENCES)
+    return rows.select(*SCHEMA.names).mapInArrow(partial(_match, shared, json_attributes), _FOUND)
 
 
 def backtest(
@@ -209,24 +221,90 @@ def backtest(
     conditions: Mapping[str, Condition] | AnyConditions,
     *,
     json_attributes: bool = False,
+    fence_window: int = FENCE_WINDOW,
     reading: SourceOptions | None = None,
 ) -> DataFrame:
-    """Return the ``seq`` of the messages that a content subscription would have delivered.
+    """Return the ``seq`` of the messages that a content subscription would have delivered, and fences' ``events``.
 
-    ``rows`` and ``reading`` are those of :func:`match`, of the log or of its archive.
+    ``rows`` and ``reading`` are those of :func:`match`, of the log or of its archive. To a fence, what is before the
+    first range never was.
     """
-    subscriptions, client = Subscriptions(), bytes(CLIENT_ID_BYTES)
-    wanted = {"": [serialize_fields(each) for each in alternatives_of(conditions)]}
-    entry = change(client, bytes(NODE_ID_BYTES), wanted)
-    subscriptions.apply(client.hex(), entry.run[0], 0, 1)
-    table = pa.Table.from_batches(state_tables(subscriptions), SUBSCRIPTIONS)
-    return match(rows, table, json_attributes=json_attributes, reading=reading).select("seq")
+    wanted = alternatives_of(conditions)
+    fenced = any(fence_of(each) is not None for each in wanted)
+    if reading is None:
+        if fenced:
+            raise UsageError(NO_FENCES)
+        work = partial(_backtest, wanted, json_attributes)
+        return rows.select(*SCHEMA.names).mapInArrow(work, _DELIVERED)
+    if fenced:
+        first = rows.agg({"first": "min"}).collect()[0][0] or 1
+        wanted = AnyConditions(Conditions(_after(each, first - 1)) for each in wanted)
+    work = partial(_backtest_ranges, wanted, json_attributes, fence_window, reading)
+    return rows.mapInArrow(work, _DELIVERED)
 
 
-_loaded: tuple[str, Subscriptions, LocalMatcher] | None = None
+def _after(predicates: Predicates, seq: int) -> dict[str, Predicate]:
+    return {
+        name: replace(each, after=seq) if isinstance(each, Fence) else each
+        for name, each in predicates.items()
+    }
 
 
-def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _backtest(
+    wanted: Alternatives, json_attributes: bool, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    warm()
+    yield from _delivered(Backtest(wanted, json_attributes=json_attributes), batches)
+
+
+def _backtest_ranges(
+    wanted: Alternatives,
+    json_attributes: bool,
+    window: int,
+    reading: SourceOptions,
+    ranges: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    warm()
+    for span in _spans(ranges):
+        past = Past(reading, span)
+        backtest = Backtest(wanted, json_attributes=json_attributes, window=window, read=past)
+        yield from _delivered(backtest, read_range(reading, span))
+
+
+def _delivered(backtest: Backtest, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for rows in batches:
+        found = backtest.passing(enveloped(rows))
+        events = found.column("events") if backtest.has_fences else pa.nulls(found.num_rows, EVENTS.type)
+        yield pa.record_batch({"seq": found.column("seq"), "events": events})
+
+
+def _spans(ranges: Iterable[pa.RecordBatch]) -> Iterator[LogRange]:
+    for batch in ranges:
+        yield from (LogRange(**each) for each in batch.to_pylist())
+    hide_from_collector("match")
+
+
+_loaded: tuple[str, Subscriptions, LocalMatcher, Past | None] | None = None
+
+
+def _match_ranges(
+    shared: Any,
+    json_attributes: bool,
+    window: int,
+    reading: SourceOptions,
+    ranges: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    for span in _spans(ranges):
+        yield from _match(shared, json_attributes, read_range(reading, span), window, Past(reading, span))
+
+
+def _match(
+    shared: Any,
+    json_attributes: bool,
+    batches: Iterable[pa.RecordBatch],
+    window: int = FENCE_WINDOW,
+    past: Past | None = None,
+) -> Iterator[pa.RecordBatch]:
     """Match in a task; the worker may have the matcher from an earlier task."""
     global _loaded
     name, table = shared.value
@@ -234,11 +312,15 @@ def _match(shared: Any, json_attributes: bool, batches: Iterable[pa.RecordBatch]
         # A task has much to match: compiled code is worth waiting for.
         warm()
         subscriptions = Subscriptions()
-        matching = LocalMatcher(subscriptions, lambda *_: True, json_attributes=json_attributes)
+        matching = LocalMatcher(
+            subscriptions, lambda *_: True, json_attributes=json_attributes, window=window, read=past
+        )
         subscriptions.add(rows_of_tables(table.to_batches()))
         matching.matcher.rebuild(everything=True)
-        _loaded = name, subscriptions, matching
-    _, subscriptions, matching = _loaded
+        _loaded = name, subscriptions, matching, past
+    _, subscriptions, matching, reader = _loaded
+    if reader is not None and past is not None:
+        reader.span = past.span
     for rows in batches:
         matches = clients_of(matching.matcher.match_rows(enveloped(rows)), subscriptions)
         kept = np.diff(matches.offsets) > 0

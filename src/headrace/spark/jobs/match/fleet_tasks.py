@@ -23,7 +23,10 @@ import msgspec
 import pyarrow as pa
 
 from headrace.errors import LostRangeError
-from headrace.hub.routing.subscriptions import Subscriptions
+from headrace.hub.routing.subscriptions import (
+    Subscriptions,
+)
+from headrace.matching import FENCE_WINDOW
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.jobs.match.dispatcher_connection import DispatcherDoor, RepeatablePush
 from headrace.spark.jobs.match.subscription_index import keep_index, take_index
@@ -70,6 +73,7 @@ class Fleet:
     """The folder with the run's tables."""
     shares: int
     json_attributes: bool = False
+    fence_window: int = FENCE_WINDOW
     answers: bool = True
     """Whether the dispatcher answers heartbeats."""
 
@@ -140,7 +144,13 @@ def match_ranges(fleet: Fleet, shares: int, ranges: Iterable[pa.RecordBatch]) ->
 def match_range(fleet: Fleet, span: LogRange, shares: int) -> Iterator[pa.RecordBatch]:
     """Match one range."""
     access = fleet.options.access
-    index, changes = take_index(access, span, fleet.tables, json_attributes=fleet.json_attributes)
+    index, changes = take_index(
+        access,
+        span,
+        fleet.tables,
+        json_attributes=fleet.json_attributes,
+        fence_window=fleet.fence_window,
+    )
     blocks = [_Block(share, min(BLOCK_BYTES, WAITING_BYTES // shares)) for share in range(shares)]
     read, found = 0, index.found
     for rows in read_range(fleet.options, span):

@@ -19,12 +19,17 @@ import pyarrow as pa
 from headrace.archive.folder import Folder
 from headrace.errors import LostRangeError, TrimmedError, UsageError
 from headrace.hub.routing.local_matcher import LocalMatcher, pushes
-from headrace.hub.routing.subscriptions import PART, Subscriptions, rows_of_tables
-from headrace.matching import warm
+from headrace.hub.routing.subscriptions import (
+    PART,
+    Subscriptions,
+    rows_of_tables,
+)
+from headrace.matching import FENCE_WINDOW, warm
 from headrace.message import Batch
 from headrace.spark.hub_connections import link, wait_for_head
+from headrace.spark.jobs.match.past import Past
 from headrace.spark.jobs.match.tables import SubscriptionTable, SubscriptionTables
-from headrace.spark.options import HubOptions
+from headrace.spark.options import HubOptions, SourceOptions
 from headrace.spark.source.range_rows import REWOUND, TRIMMED, LogRange, another_log
 from headrace.wire.attribute.messages import MatcherPush
 
@@ -66,7 +71,15 @@ class Changes:
 class SubscriptionIndex:
     """All subscriptions, as they are for message ``place``: with every entry before it."""
 
-    def __init__(self, table: SubscriptionTable, *, json_attributes: bool = False) -> None:
+    def __init__(
+        self,
+        table: SubscriptionTable,
+        *,
+        json_attributes: bool = False,
+        fence_window: int = FENCE_WINDOW,
+        past: Past | None = None,
+    ) -> None:
+        """``past`` reads what fences have to know of before the messages in hand."""
         self.place = table.seq
         self.op = table.op
         """The log's own position up to which the index has every entry; a table may have some of after its message."""
@@ -78,7 +91,11 @@ class SubscriptionIndex:
         warm()
         self.subscriptions = Subscriptions()
         self._matching = LocalMatcher(
-            self.subscriptions, lambda _client, _subscription: True, json_attributes=json_attributes
+            self.subscriptions,
+            lambda _client, _subscription: True,
+            json_attributes=json_attributes,
+            window=fence_window,
+            read=past,
         )
         self.subscriptions.add(rows_of_tables(table.rows.to_batches()))
         self._matching.matcher.rebuild(everything=True)
@@ -116,7 +133,12 @@ _keeping = threading.Lock()
 
 
 def take_index(
-    access: HubOptions, span: LogRange, tables: str, *, json_attributes: bool = False
+    access: HubOptions,
+    span: LogRange,
+    tables: str,
+    *,
+    json_attributes: bool = False,
+    fence_window: int = FENCE_WINDOW,
 ) -> tuple[SubscriptionIndex, Changes]:
     """Return an index that has no change after the beginning of a range, and the changes that it lacks.
 
@@ -135,7 +157,8 @@ def take_index(
         else:
             return kept, changes
     table = SubscriptionTables(Folder.at(tables)).find(span.first - 1)
-    index = SubscriptionIndex(table, json_attributes=json_attributes)
+    past = Past(SourceOptions(access), span)
+    index = SubscriptionIndex(table, json_attributes=json_attributes, fence_window=fence_window, past=past)
     return index, Changes(_entries(access, span, index))
 
 
