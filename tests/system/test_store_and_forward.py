@@ -180,3 +180,32 @@ async def test_another_history_gets_nothing(tmp_path: Path) -> None:
                 await link.publish(b"for the second")
         assert outbox(front)["messages"] == 1
         assert status(root)["head"] == 0
+
+
+async def test_killed_while_it_sends(tmp_path: Path) -> None:
+    """More than a segment is kept; the frontend is killed several times before the upstream hub has it all."""
+    sent = [b"%06d" % number * 1000 for number in range(2500)]
+    with (
+        HubProcess.start(tmp_path / "root") as root,
+        HubProcess.start(tmp_path / "front", *STORING, "log.fsync=always", upstream(root)) as front,
+    ):
+        root.kill9()
+        async with headrace.connect(f"tube://{front.doors['tube_tcp']}") as link:
+            publisher = link.publisher()
+            acks = [await publisher.send(payload, topic="t") for payload in sent]
+            assert {(await ack).kept for ack in acks} == {True}
+        await asyncio.to_thread(root.restart)
+        for share in (0.1, 0.4, 0.7):
+            await soon("some of it is there", lambda share=share: status(root)["head"] >= share * len(sent))
+            front.kill9()
+            await asyncio.to_thread(front.restart)
+        await soon("the outbox is empty", lambda: is_drained(front))
+        await soon("its files are gone", lambda: _size(front.data / "outbox") < 100_000)
+        front.terminate()
+        root.terminate()
+    assert [message.payload for message in rows(root)] == sent
+    assert [message.payload for message in rows(front)] == sent[-len(rows(front)) :]
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -76,8 +76,6 @@ class StoringRelay(PublishRelay):
         """Keeps a request that was refused for good, and calls back once it has; set by the driver."""
         self.load: Callable[[], None] = lambda: None
         """Asks the driver to read from the outbox."""
-        self.changed: Callable[[], None] = lambda: None
-        """Tells the driver that the upstream hub has more of the outbox."""
         self.refused_for_now: str | None = None
         """Why the upstream hub does not take what is kept, if it refuses to for now."""
         self.time_of_day = 0
@@ -401,7 +399,6 @@ class StoringRelay(PublishRelay):
                 sum(each.size for each in terms),
             )
             self.oldest = self._order[0].time if self._order else self.oldest
-            self.changed()
         if self.storing and self.outbox.empty and self._connected:
             self.storing, self.oldest = False, None
             self._gaps.clear()

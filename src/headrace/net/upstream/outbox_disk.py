@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Final, TypedDict
 from uuid import uuid4
@@ -45,6 +46,9 @@ FULL: Final = 0.98
 
 _TRIM_BYTES: Final = 64 << 10
 """An outbox that is sent up and smaller than this is left as it is."""
+
+_TRIM_SECONDS: Final = 2.0
+"""Seconds from one removal to the next, at least."""
 
 _AGAIN_SECONDS: Final = 1.0
 """Seconds until the disk is asked again for what it refused."""
@@ -131,8 +135,8 @@ class OutboxDisk:
         self.relay.time_of_day = self._clock.now()
         self.relay.load = self._load
         self.relay.set_aside = self._set_aside
-        self.relay.changed = self._trim
-        self._loading = self._trimming = False
+        self._loading = False
+        self._trim_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         if log.fsync == "interval":
             self._begin(self._keep_synced())
@@ -147,6 +151,8 @@ class OutboxDisk:
         """Look at the clock and the disk."""
         self.relay.time_of_day = self._clock.now()
         self._disk.look(now)
+        if now >= self._trim_at:
+            self._trim()
 
     async def close(self) -> None:
         """Close the files."""
@@ -272,26 +278,26 @@ class OutboxDisk:
     # Removing what is upstream
 
     def _trim(self) -> None:
-        log, settled = self._log, self._outbox.state.settled.op
-        oldest = log.segments[0]
-        whole = len(log.segments) > 1 and oldest.last_op < settled
-        if not self._trimming and (whole or (self._outbox.empty and log.size > _TRIM_BYTES)):
-            self._trimming = True
+        log = self._log
+        whole = len(log.segments) > 1 and log.segments[0].last_op < self._outbox.state.settled.op
+        if whole or (self._outbox.empty and log.size > _TRIM_BYTES):
+            self._trim_at = inf
             self._begin(self._trimmed())
 
     async def _trimmed(self) -> None:
-        log, hub = self._log, self._outbox.hub
+        log, outbox = self._log, self._outbox
         try:
-            if self._outbox.empty:
+            if outbox.empty:
                 await self._in_thread(log.rotate)
-            # As of the state, not of what it is about to be: a snapshot must not be ahead of the log.
-            settled, state = self._outbox.state.settled.op, hub.state.freeze()
+            # As of now, all at once: what is kept from here on comes after it.
+            needed = log.segments[-1].first_op if outbox.empty else outbox.state.settled.op
+            state = outbox.hub.state.freeze()
             await self._in_thread(partial(log.write_snapshot, state.op, state.seq, state.sections))
-            await self._in_thread(partial(_remove_before, log, settled))
+            await self._in_thread(partial(_remove_before, log, needed))
         except StorageError as error:
             logger.warning("the outbox is not made shorter for now: %s", error)
         finally:
-            self._trimming = False
+            self._trim_at = asyncio.get_running_loop().time() + _TRIM_SECONDS
 
 
 def _remove_before(log: Log, op: int) -> None:
