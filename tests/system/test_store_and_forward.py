@@ -19,6 +19,7 @@ from tests.system.test_frontends import rows
 import headrace
 from headrace import Acknowledged, Kept
 from headrace.errors import RefusedError
+from headrace.log import Log
 from headrace.wire.fyrehose.stream import Push, serialize
 
 STORING = ("upstream.store=true", "node.upstream_seconds=0.2")
@@ -162,6 +163,53 @@ async def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
                 assert error.value.code == "unavailable"
         code, _ = await asyncio.to_thread(post, front, "/v1/stream/s", b"x")
         assert code == 404
+
+
+async def test_what_is_refused_later_is_set_aside(tmp_path: Path) -> None:
+    """The upstream hub comes back with a lower limit than it had when the message was kept."""
+    with (
+        HubProcess.start(tmp_path / "root") as root,
+        HubProcess.start(tmp_path / "front", *STORING, upstream(root)) as front,
+    ):
+        root.kill9()
+        async with headrace.connect(f"tube://{front.doors['tube_tcp']}") as link:
+            for payload in (b"before", b"x" * 50_000, b"after"):
+                assert (await link.publish(payload, topic="t")).kept
+        await asyncio.to_thread(root.restart, "limits.message_bytes=16KiB")
+        await soon("the outbox is empty", lambda: is_drained(front))
+        assert status(root)["head"] == 2
+        assert outbox(front)["aside"] == counter(front, "outbox_aside") == 1
+        assert "outbox_aside" in {alert["alert"] for alert in status(front)["alerts"]}
+        assert "set aside in" in front.stderr
+        # A person finds it there, after a crash, too.
+        front.kill9()
+        await asyncio.to_thread(front.restart)
+        assert outbox(front)["aside"] == 1
+        front.terminate()
+    log = Log.open(front.data / "outbox" / "aside" / "log", read_only=True)
+    assert [(row.topic, row.payload) for batch in log.scan(1) for row in batch] == [("t", b"x" * 50_000)]
+    log.close()
+
+
+async def test_a_frontend_of_a_frontend_is_told_so(tmp_path: Path) -> None:
+    with (
+        HubProcess.start(tmp_path / "root") as root,
+        HubProcess.start(tmp_path / "middle", *STORING, upstream(root)) as middle,
+        HubProcess.start(tmp_path / "leaf", upstream(middle)) as leaf,
+    ):
+        root.kill9()
+        async with headrace.connect(f"tube://{leaf.doors['tube_tcp']}") as link:
+            for number in range(3):
+                assert (await link.publish(b"%d" % number)).kept
+        assert await asyncio.to_thread(post, leaf, "/v1/publish/t", b"3") == (202, {"kept": True})
+        assert outbox(middle)["messages"] == 4
+        await asyncio.to_thread(root.restart)
+        await soon("the outbox is empty", lambda: is_drained(middle))
+        await soon("it has come back", lambda: status(leaf)["head"] == 4)
+        for hub in (leaf, middle, root):
+            hub.terminate()
+    assert [message.payload for message in rows(root)] == [b"0", b"1", b"2", b"3"]
+    assert rows(leaf)[-1].payload == b"3"
 
 
 async def test_another_history_gets_nothing(tmp_path: Path) -> None:
