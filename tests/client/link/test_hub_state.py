@@ -33,7 +33,7 @@ async def test_services_are_created_and_removed(link: LinkClient) -> None:
 async def test_subscriptions_are_a_table(server: Server, link: LinkClient) -> None:
     subscriber = bytes(range(12))
     server.hub.submit(subscriptions.subscribe(subscriber, b"conn0001", {"city": '{"use":1,"strval":"Oslo"}'}))
-    server._turn()
+    server.hub.take_turn()
     table = await link.subscriptions()
     assert table.schema.metadata == {b"head": b"0", b"op": b"1"}
     (row,) = table.to_pylist()

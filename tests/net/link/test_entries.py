@@ -26,7 +26,7 @@ def write(server: Server, *names: str) -> None:
             server.hub.submit(entry("hold", name, hold(1)))
         else:
             server.hub.submit(Batch(Run.one(name.encode()), origin="spp", topic=f"hold/{name}"))
-    server._turn()
+    server.hub.take_turn()
 
 
 def read(body: bytes) -> Found:

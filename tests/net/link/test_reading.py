@@ -198,7 +198,7 @@ def _submit_long_topics(server: Server) -> None:
     """Messages without payloads whose topics fill more than 2 GiB once each row says its own."""
     for _ in range(15):
         server.hub.submit(Batch(Run.of([b""] * 3000), origin="tube", topic="t" * 65_535))
-    server._turn()
+    server.hub.take_turn()
 
 
 @pytest.mark.parametrize("door", ["tube_tcp", "tube_ws"])
@@ -363,7 +363,7 @@ async def test_subscriptions_come_as_rows_of_the_matchers_table(server: Server, 
     fields = {"x": '{"use":2,"low":0.0,"high":9.0}'}
     for number in range(2500):
         server.hub.submit(subscriptions.subscribe(number.to_bytes(12), b"conn0001", fields))
-    server._turn()
+    server.hub.take_turn()
     await peer.say(op="subscriptions", id=1, credit=1)
     found, ats = [], []
     while True:

@@ -47,7 +47,7 @@ def write(server: Server, kinds: str, seed: int = 0) -> None:
             server.hub.submit(Batch(Run.of([b"%d" % number] * count), origin="spp", topic=f"t/{number}"))
         else:
             server.hub.submit(with_attributes(f"{number}", count))
-        server._turn()
+        server.hub.take_turn()
 
 
 async def copied(peer: LinkPeer, **asked: Any) -> list[Row]:
@@ -200,7 +200,7 @@ async def test_what_cannot_be_copied_is_refused(peer: LinkPeer, asked: dict[str,
 async def test_a_batch_that_is_too_long_for_an_event_goes_in_pieces(server: Server) -> None:
     """Few bytes of payload, and far more of attributes."""
     server.hub.submit(with_attributes("x" * (1 << 20), 24))
-    server._turn()
+    server.hub.take_turn()
     log = server.hub.log
     got: list[Row] = []
     while len(got) < 24:

@@ -138,10 +138,10 @@ async def test_what_is_measured_is_in_the_status(server: Server) -> None:
 
     changes = ServicePublishing(server.hub, server.services)
     changes.publish([ServiceChange("measure/hour", b'{"messages":3}')], origin="spark", publisher="spark")
-    server._turn()
+    server.hub.take_turn()
     assert server.status()["measure"] == {"hour": {"messages": 3}}
     for odd in (b'{"messages":%s}' % (b"9" * 400), b'{"messages":"%s"}' % (b"x" * 200_000)):
         changes.publish([ServiceChange("measure/minute", odd)], origin="spp", publisher="somebody")
-        server._turn()
+        server.hub.take_turn()
         assert server.services.get("measure/minute") is not None
         assert server.status()["measure"] == {"hour": {"messages": 3}}
