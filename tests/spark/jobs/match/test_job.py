@@ -265,7 +265,8 @@ def test_fences_have_the_hubs_events(hub: HubProcess, spark: SparkSession) -> No
         ranges = frame(spark, link.head())
         tried = backtest(ranges, wanted, reading=reading).collect()
         matched = match(ranges, link.subscriptions(), reading=reading).collect()
-        rows = spark.createDataFrame(link.read(1, 1).to_arrow().to_pandas())
+        register(spark)
+        rows = spark.read.format("headrace").option("servers", hub.doors["tube_tcp"]).load()
         with pytest.raises(UsageError, match="needs the messages before"):
             backtest(rows, wanted)
     assert got == events
