@@ -157,6 +157,16 @@ def test_no_more_is_kept_once_the_oldest_has_waited_too_long(tmp_path: Path, roo
     assert isinstance(edge.told["b"], UnavailableError)
     edge.drain()
     assert payloads(root.log) == [b"a"]
+    # An outbox that is empty is never too old, though its disk refused something long ago.
+    edge.away()
+    real, edge.kept_log.append = edge.kept_log.append, full  # type: ignore[method-assign]
+    edge.submit("c")
+    edge.turn()
+    edge.kept_log.append = real  # type: ignore[method-assign]
+    edge.relay.time_of_day = 999_000_000
+    edge.submit("d")
+    edge.turn()
+    assert is_told_kept(edge, "d")
 
 
 def test_state_is_refused_and_a_service_goes_with_its_message(edge: Edge, root: Root) -> None:

@@ -23,8 +23,8 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
+from headrace.hub.publishing.keepable import Keepable
 from headrace.hub.publishing.outbox import KeptReader, KeptRequest, Outbox
-from headrace.hub.publishing.passed import column_texts
 from headrace.hub.publishing.publish_relay import UNKNOWN, OwnNumbers, PublishRelay, RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
@@ -35,7 +35,6 @@ from headrace.hub.sequencer import (
     Submission,
     WhenOpened,
     WhenPublished,
-    tied_groups,
 )
 from headrace.message import Batch
 
@@ -83,7 +82,7 @@ class StoringRelay(PublishRelay):
         self.oldest: int | None = outbox.oldest()
         """When the oldest request was kept, in µs since 1970, about."""
         self._enabled = enabled
-        self._services = f"{services}/"
+        self._keepable = Keepable(services)
         self._most_seconds = most_seconds
         self._make_name = name
         self._kept_numbers = OwnNumbers(name)
@@ -121,7 +120,11 @@ class StoringRelay(PublishRelay):
 
     def order(self, submitted: Sequence[Submission]) -> None:
         """Queue submissions of doors; while storing, those that can be kept."""
-        super().order(self._keepable(submitted) if self.storing and self._failure is None else submitted)
+        if self.storing and self._failure is None:
+            submitted, unfit = self._keepable.groups(submitted)
+            for group in unfit:
+                self._hub.refuse(group, self._not_kept(), "upstream")
+        super().order(submitted)
 
     def publish(
         self,
@@ -133,7 +136,7 @@ class StoringRelay(PublishRelay):
         claim: Claim = UNCLAIMED,
     ) -> None:
         """Queue, or keep, rows with a publisher's number."""
-        if self.storing and not self._keeps(preceding):
+        if self.storing and not self._keepable.rows(preceding):
             reply(self._not_kept())
             return
         super().publish(batch, reply, follows=follows, preceding=preceding, claim=claim)
@@ -234,7 +237,7 @@ class StoringRelay(PublishRelay):
         self._numbers_of_entries.begin_anew()
         for request in waiting:
             self._release(request.size)
-            if self._keeps(request.rows):
+            if self._keepable.rows(request.rows):
                 self._keep(request)
             else:
                 self._refuse_here(request, self._not_kept())
@@ -291,35 +294,6 @@ class StoringRelay(PublishRelay):
         self._hub.counters.refuse("upstream", "outbox", request.publisher, error)
         request.reply(UnavailableError(f"{error}; {UNKNOWN}") if request.sent else error)
 
-    def _keepable(self, submitted: Sequence[Submission]) -> list[Submission]:
-        """Refuse the changes of state that nothing can be promised about."""
-        fit: list[Submission] = []
-        messages = [each.batch for each in submitted if not each.batch.is_entries]
-        for group in tied_groups(submitted):
-            if any(self._is_state(each.batch, messages) for each in group):
-                self._hub.refuse(group, self._not_kept(), "upstream")
-            else:
-                fit += group
-        return fit
-
-    def _keeps(self, rows: Sequence[Batch]) -> bool:
-        return not any(self._is_state(batch, rows, alone=True) for batch in rows)
-
-    def _is_state(self, batch: Batch, messages: Sequence[Batch], *, alone: bool = False) -> bool:
-        """Whether a batch is an entry that is not kept: anything but a service, for a message that needs it."""
-        if not batch.is_entries:
-            return False
-        wanted = {
-            f"{self._services}{topic}"
-            for each in messages
-            if not each.is_entries
-            for topic in column_texts(each, "topic")
-        }
-        return any(
-            not topic.startswith(self._services) or (topic not in wanted and not alone)
-            for topic in column_texts(batch, "topic")
-        )
-
     def _not_kept(self) -> UnavailableError:
         return UnavailableError(
             "the upstream hub is away: messages are kept here until it is back, and this is none. Try again later"
@@ -328,10 +302,10 @@ class StoringRelay(PublishRelay):
     @property
     def is_overdue(self) -> bool:
         """Whether the oldest request has waited for so long that no more are kept."""
-        most = self._most_seconds
-        return (
-            most is not None and self.oldest is not None and self.time_of_day - self.oldest > most * 1_000_000
-        )
+        most, oldest = self._most_seconds, self.oldest
+        if most is None or oldest is None or self.outbox.empty:
+            return False
+        return self.time_of_day - oldest > most * 1_000_000
 
     def _overdue(self) -> str:
         return f"the oldest message kept here has waited for more than upstream.store_seconds = {self._most_seconds:g}"
