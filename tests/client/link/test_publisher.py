@@ -190,13 +190,13 @@ async def test_what_comes_while_requests_are_under_way_gathers(
     server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    call = requests.LinkSession.call
+    ask = requests.LinkSession.ask
 
-    def counted(session: Any, make: Any, body: Any = None) -> Any:
-        asked.append(make)
-        return call(session, make, body)
+    def counted(session: Any, request: Any, answered: Any, body: Any = None) -> bool:
+        asked.append(request)
+        return ask(session, request, answered, body)
 
-    monkeypatch.setattr(requests.LinkSession, "call", counted)
+    monkeypatch.setattr(requests.LinkSession, "ask", counted)
     hub = server.hub
     hub.commit_by(lambda tail: None)
     publisher = link.publisher()

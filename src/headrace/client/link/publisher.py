@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, NamedTuple, cast
 from uuid import uuid4
 
@@ -342,27 +343,24 @@ class LinkPublisher:
         retry = sent.since
         if retry is None:
             sent.since = max(self._position, session.position)
-        answer = session.call(
-            lambda n: PublishRequest(
-                id=n,
-                publisher=self.name,
-                number=sent.number,
-                follows=follows,
-                origin=self._origin,
-                epoch=self._epoch,
-                retry=retry,
-            ),
-            sent.body,
+        request = PublishRequest(
+            id=session.next_id(),
+            publisher=self.name,
+            number=sent.number,
+            follows=follows,
+            origin=self._origin,
+            epoch=self._epoch,
+            retry=retry,
         )
-        answer.add_done_callback(lambda done: self._answered(session, sent, done))
+        if not session.ask(request, partial(self._answered, session, sent), sent.body):
+            asyncio.get_running_loop().call_soon(self._answered, session, sent, None)
 
-    def _answered(self, session: LinkSession, sent: _Sent, done: asyncio.Future[LinkMessage]) -> None:
-        if session is not self._session or done.cancelled():
-            if not done.cancelled():
-                done.exception()
+    def _answered(self, session: LinkSession, sent: _Sent, message: LinkMessage | None) -> None:
+        if session is not self._session:
             return
         try:
-            message = done.result()
+            if message is None:
+                raise LostTubeError
             check(message)
         except LostTubeError:
             self._renew()

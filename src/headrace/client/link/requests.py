@@ -23,6 +23,13 @@ R = TypeVar("R", bound=Request)
 Make = Callable[[int], R]
 """Makes a request from its id."""
 
+Answered = Callable[["LinkMessage | None"], None]
+"""Called with the answer, even a refusal; with ``None`` if the tube is lost."""
+
+
+_JOINED = 16 << 10
+"""Bodies up to this size are copied to their heads: that costs less than to send them in parts."""
+
 
 class LostTubeError(Exception):
     """The tube is lost, and with it all requests on it; never leaves the client."""
@@ -106,7 +113,7 @@ class LinkSession:
         self.position = 0
         """The newest operation of the hub's log when the tube was opened."""
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, asyncio.Future[LinkMessage]] = {}
+        self._calls: dict[int, Answered] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._next_id = 0
 
@@ -119,9 +126,8 @@ class LinkSession:
             self.tube.abort()
             return
         request_id = parsed.head.get("id")
-        if (call := self._calls.pop(request_id, None)) is not None:  # type: ignore[arg-type]
-            if not call.done():
-                call.set_result(parsed)
+        if (answered := self._calls.pop(request_id, None)) is not None:  # type: ignore[arg-type]
+            answered(parsed)
         elif (inbox := self._inboxes.get(request_id)) is not None:  # type: ignore[arg-type]
             inbox.put(parsed)
             if inbox.over:
@@ -135,28 +141,45 @@ class LinkSession:
         self.lost = True
         calls, self._calls = self._calls, {}
         inboxes, self._inboxes = self._inboxes, {}
-        for call in calls.values():
-            if not call.done():
-                call.set_exception(LostTubeError())
-                # The caller may have gone away.
-                call.exception()
+        for answered in calls.values():
+            answered(None)
         for inbox in inboxes.values():
             inbox.lose()
         self.tube.start_closing()
 
     def call(self, make: Make[R], body: Body | None = None) -> asyncio.Future[LinkMessage]:
         """Send a request; the future gets the answer, even a refusal."""
-        request_id = self._number()
         future: asyncio.Future[LinkMessage] = self._loop.create_future()
-        if self._send(make(request_id), body):
-            self._calls[request_id] = future
-        else:
+
+        def answered(message: LinkMessage | None) -> None:
+            if future.done():
+                return
+            if message is not None:
+                future.set_result(message)
+            else:
+                future.set_exception(LostTubeError())
+                # The caller may have gone away.
+                future.exception()
+
+        if not self.ask(make(self.next_id()), answered, body):
             future.set_exception(LostTubeError())
         return future
 
+    def ask(self, request: Request, answered: Answered, body: Body | None = None) -> bool:
+        """Send a request with the next id, whose answer is passed on at once; return whether it could be sent."""
+        sent = self._send(request, body)
+        if sent:
+            self._calls[request.id] = answered
+        return sent
+
+    def next_id(self) -> int:
+        """Return the id of the next request."""
+        self._next_id += 1
+        return self._next_id - 1
+
     def stream(self, make: Make[R], credit: int) -> Inbox:
         """Request a stream."""
-        inbox = Inbox(self, self._number(), credit)
+        inbox = Inbox(self, self.next_id(), credit)
         if self._send(make(inbox.id)):
             self._inboxes[inbox.id] = inbox
         else:
@@ -173,16 +196,14 @@ class LinkSession:
         if self._inboxes.pop(request_id, None) is not None:
             self._send(CancelRequest(id=request_id))
 
-    def _number(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1
-
     def _send(self, request: Request, body: Body | None = None) -> bool:
         if self.lost or self.tube.closed:
             return False
         head = serialize_request(request)
         if body is None:
             self.tube.write(serialize(head))
+        elif type(body) is bytes and len(body) <= _JOINED:
+            self.tube.write(serialize(head) + body)
         else:
             parts = (body,) if isinstance(body, bytes | bytearray | memoryview) else body
             size = sum(memoryview(part).nbytes for part in parts)

@@ -445,7 +445,8 @@ class LinkConnection:
             # Said only if so: no other answer is longer for it.
             told = {"kept": True} if kept else {}
             self.answer(request_id, first=first, last=last, repeated=repeated, op=op, **told)
-        self.regulate()
+        if not self._reading:
+            self.regulate()
 
     def _passed(self, request_id: int, size: int, result: Published | HeadraceError) -> None:
         """Answer what a frontend has passed on: it asks only whether it was a repeat."""
