@@ -1,4 +1,4 @@
-"""The outbox's disk: files, threads and the clock for what :mod:`~headrace.hub.publishing.storing_relay` decides.
+"""The outbox's disk: files, threads and the clock for what :mod:`~headrace.hub.publishing.storing` decides.
 
 ``DATA/outbox/log`` is the outbox, ``DATA/outbox/aside/log`` what the upstream hub refused for good. Both are logs that
 ``headrace log dump --data DATA/outbox`` reads. Appends, syncs and reads are done by threads. What the upstream hub has
@@ -19,11 +19,11 @@ from uuid import uuid4
 
 from headrace.config import Settings
 from headrace.errors import HeadraceError, StorageError
-from headrace.hub.publishing.outbox import KeptRequest, Outbox
 from headrace.hub.publishing.passed import column_texts
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.set_aside import SetAside
-from headrace.hub.publishing.storing_relay import StoringRelay
+from headrace.hub.publishing.storing.outbox import KeptRequest, Outbox
+from headrace.hub.publishing.storing.set_aside import SetAside
+from headrace.hub.publishing.storing.storing_relay import StoringRelay
 from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import PART as SERVICES
 from headrace.log import Log

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from tests.hub.publishing.edge import Edge, full
+from tests.hub.publishing.storing.edge import Edge, full
 from tests.hub.publishing.test_publish_relay import Root, payloads
 
 from headrace.errors import FullError, RefusedError, UnavailableError, UsageError
 from headrace.hub.holds import hold
-from headrace.hub.publishing.outbox import Outbox
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.sequencer import KEPT, Claim, Opened, Opening, Published, is_kept
 from headrace.hub.state import entry
 from headrace.message import Batch

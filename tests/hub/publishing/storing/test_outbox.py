@@ -8,12 +8,12 @@ from random import Random
 from uuid import UUID
 
 import pytest
-from tests.hub.publishing.edge import Edge
+from tests.hub.publishing.storing.edge import Edge
 from tests.hub.publishing.test_publish_relay import Root
 
 from headrace.errors import DamagedError
-from headrace.hub.publishing.outbox import KeptReader, Outbox
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.storing.outbox import KeptReader, Outbox
 from headrace.log import Log
 
 REQUESTS = [[b"door0", b"door1"], [b"p0"], [b"door2" * 40], [b"p1", b"p2"]]

@@ -2,9 +2,9 @@
 
 A frontend's relay refuses publishers once its upstream hub has been away for too long. This one begins to **store**
 instead: what waits in its queue, in order, and everything that comes after goes to the outbox
-(:mod:`~headrace.hub.publishing.outbox`), and publishers are told that it is kept. Once the upstream hub is back, the
-outbox is sent up by the relay's own queue, from the oldest on, while what comes in meanwhile is kept after it. When the
-upstream hub has all of it, the relay passes things on directly again.
+(:mod:`~headrace.hub.publishing.storing.outbox`), and publishers are told that it is kept. Once the upstream hub is
+back, the outbox is sent up by the relay's own queue, from the oldest on, while what comes in meanwhile is kept after it.
+When the upstream hub has all of it, the relay passes things on directly again.
 
 A request keeps its name and number in the outbox, so one that the upstream hub took without an answer is recognised
 there. Its answer settles it. After a refusal for now (no room, no primary) all unsettled requests are sent again. A
@@ -23,9 +23,9 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
-from headrace.hub.publishing.keepable import Keepable
-from headrace.hub.publishing.outbox import KeptReader, KeptRequest, Outbox
 from headrace.hub.publishing.publish_relay import UNKNOWN, OwnNumbers, PublishRelay, RelayRequest
+from headrace.hub.publishing.storing.keepable import Keepable
+from headrace.hub.publishing.storing.outbox import KeptReader, KeptRequest, Outbox
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     UNCLAIMED,

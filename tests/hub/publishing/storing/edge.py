@@ -10,11 +10,11 @@ from tests.hub.publishing.test_publish_relay import Root, payloads
 
 from headrace.errors import FullError, HeadraceError, StorageError
 from headrace.hub.publishing.idempotent import IdempotentPublishing
-from headrace.hub.publishing.outbox import KeptRequest, Outbox
 from headrace.hub.publishing.publish_relay import RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.set_aside import SetAside
-from headrace.hub.publishing.storing_relay import StoringRelay
+from headrace.hub.publishing.storing.outbox import KeptRequest, Outbox
+from headrace.hub.publishing.storing.set_aside import SetAside
+from headrace.hub.publishing.storing.storing_relay import StoringRelay
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import UNCLAIMED, Claim, Published
 from headrace.hub.state import HubState
