@@ -3,7 +3,7 @@
 A frontend's relay refuses publishers once its upstream hub has been away for too long. This one begins to **store**
 instead: what waits in its queue, in order, and everything that comes after goes to the outbox
 (:mod:`~headrace.hub.publishing.storing.outbox`), and publishers are told that it is kept. Once the upstream hub is
-back, the outbox is sent up by the relay's own queue, from the oldest on, while what comes in meanwhile is kept after it.
+back, the outbox is sent up by the relay's own queue, from the oldest on, and what comes in meanwhile is kept after it.
 When the upstream hub has all of it, the relay passes things on directly again.
 
 A request keeps its name and number in the outbox, so one that the upstream hub took without an answer is recognised
