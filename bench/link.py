@@ -64,7 +64,7 @@ def read(rounds: int, quick: bool) -> bench.Table:
 
 def latency(quick: bool) -> bench.Table:
     table = bench.Table(
-        "follow: from publish to delivery of one message at a time, µs",
+        "one message at a time, from publish to delivery (follow) or acknowledgement, µs",
         ("p50", "p99", "p99.9"),
         note="publisher and follower in one process, the hub in another; the raw socket goes there and back",
     )
@@ -72,7 +72,8 @@ def latency(quick: bool) -> bench.Table:
     with running(Headrace) as server:
         for name, samples in (
             ("raw loopback socket", _raw_round_trips(count)),
-            ("link", uvloop.run(_round_trips(_address(server), count))),
+            ("link, follow", uvloop.run(_round_trips(_address(server), count))),
+            ("link, acknowledged", uvloop.run(_lone_publishes(_address(server), count))),
         ):
             samples.sort()
             table.add(name, *(samples[int(len(samples) * part)] * 1e6 for part in (0.5, 0.99, 0.999)))
@@ -203,6 +204,17 @@ async def _round_trips(address: Address, count: int) -> list[float]:
             times.append(time.perf_counter() - begin)
             if int(message.payload) != number:
                 raise ValueError(f"message {message.seq} came where {number} was published")
+    return times[_COLD:]
+
+
+async def _lone_publishes(address: Address, count: int) -> list[float]:
+    times, payload = [], bytes(SIZE)
+    async with LinkClient([address]) as link:
+        publisher = link.publisher()
+        for _ in range(_COLD + count):
+            begin = time.perf_counter()
+            await publisher.publish(payload)
+            times.append(time.perf_counter() - begin)
     return times[_COLD:]
 
 

@@ -18,7 +18,7 @@ from tests.net.raw import until
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.log.topics.found import Found
-from headrace.net.link import filter_budget
+from headrace.net.link import stream_rounds
 from headrace.net.server.machine.reader_threads import BULK
 from headrace.net.server.process import Server
 
@@ -32,19 +32,19 @@ class Applied:
         self.by_thread: Counter[str] = Counter()
         self.by_filter: Counter[Filter] = Counter()
         self.turns: list[int] = []
-        apply, next_turn = Filter.apply, filter_budget.FilterBudget._next_turn
+        apply, next_turn = Filter.apply, stream_rounds.FilterBudget._next_turn
 
         def counted(wanted: Filter, batch: pa.RecordBatch) -> pa.RecordBatch:
             self.by_thread[threading.current_thread().name.rpartition("_")[0]] += 1
             self.by_filter[wanted] += 1
             return apply(wanted, batch)
 
-        def ended(budget: filter_budget.FilterBudget) -> None:
+        def ended(budget: stream_rounds.FilterBudget) -> None:
             self.turns.append(budget.spent)
             next_turn(budget)
 
         patch.setattr(Filter, "apply", counted)
-        patch.setattr(filter_budget.FilterBudget, "_next_turn", ended)
+        patch.setattr(stream_rounds.FilterBudget, "_next_turn", ended)
 
     @property
     def on_the_loop(self) -> int:
@@ -120,8 +120,8 @@ async def test_a_turn_filters_little_however_many_filters_there_are(
         got = await collect(follower, 63, 5 * CITIES)
         assert got == {n: [number * CITIES + n for number in range(5)] for n in range(1, CITIES + 1)}
     assert applied.turns
-    assert max(applied.turns) <= filter_budget.TURN
-    assert applied.on_the_loop <= len(applied.turns) * filter_budget.TURN / 100
+    assert max(applied.turns) <= stream_rounds.TURN
+    assert applied.on_the_loop <= len(applied.turns) * stream_rounds.TURN / 100
     assert applied.by_thread["headrace-filter"] > 0
 
 

@@ -24,10 +24,10 @@ from headrace.log.files import translating
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import ExplainedError, LinkConnection
 from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.filter_budget import FilterBudget
 from headrace.net.link.operation_bodies import EntryFilter
 from headrace.net.link.rights import LinkRights
 from headrace.net.link.row_bodies import RowCache
+from headrace.net.link.stream_rounds import FilterBudget
 from headrace.net.link.streams import (
     CopyStream,
     EntryStream,

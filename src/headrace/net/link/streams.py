@@ -19,9 +19,9 @@ from headrace.hub.counters import Counter
 from headrace.hub.cursor import Cursor, Lost
 from headrace.hub.filters import Filter
 from headrace.log import Log
-from headrace.net.link.filter_budget import FilterBudget
 from headrace.net.link.operation_bodies import EntryFilter, OperationBounds, read_entries, read_operations
 from headrace.net.link.row_bodies import Piece, RowCache, RowChunk, read_piece
+from headrace.net.link.stream_rounds import FilterBudget
 from headrace.net.server.log.feed import FeedBounds, LogFeed
 from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.link.message import Buffer, body_of
