@@ -40,7 +40,7 @@ from headrace import connect_sync
 from headrace.archive import open_table
 from headrace.client.link.client import LinkClient
 from headrace.config import Address
-from headrace.spark import map_in_arrow, register, session
+from headrace.spark import history, map_in_arrow, register, session
 from headrace.spark.jobs import archive, replay
 from headrace.spark.jobs.job import JobRun
 from headrace.spark.options import HubOptions
@@ -95,14 +95,41 @@ def pipeline(
     # What the table before wrote is not to be brought to the disk while the next one writes.
     os.sync()
     yield sinks(spark, other.tube, parquet, cores, total // 3, 2 * rounds)
-    yield latency(spark, other.tube, cores, *((0.5, 1) if quick else (15, 20)))
+    yield latency(spark, other.tube, cores, 1.5 if quick else 35)
     if cores == 2:
-        yield archiving(spark, directory, 20_000 if quick else 20_000_000)
+        yield one_batch(spark, 20 if quick else 2_000)
+        yield from archiving(spark, directory, 20_000 if quick else 20_000_000, 1 if quick else 3)
         yield replaying(spark, servers, other.tube, directory, total)
 
 
-def archiving(spark: SparkSession, directory: Path, total: int) -> bench.Table:
-    """The job archive over a long log: how fast, what of it the driver does, and how large the files are."""
+def one_batch(spark: SparkSession, megabytes: int) -> bench.Table:
+    """A large batch that one commit makes visible, as when a query begins with a long history."""
+    table = bench.Table(
+        f"sink: {megabytes:,} MB in one batch, local[2]",
+        ("rows/s", "MB/s"),
+        note="rows of 1,000 bytes; base: a bare writer of the same rows to a socket",
+    )
+    total = 1000 * megabytes
+    rows = spark.range(0, total, numPartitions=4).selectExpr(
+        "rpad(string(id), 1000, sha2(string(id), 512)) as payload"
+    )
+    with draining() as port, running(Headrace) as hub:
+        spark.dataSource.register(_bare_writer())
+        for name, write in (
+            ("Arrow to a socket", rows.write.format("bare").options(port=port)),
+            ("headrace, in one batch", rows.write.format("headrace").options(servers=hub.tube, topic="out")),
+        ):
+            begin = time.perf_counter()
+            write.mode("append").save()
+            rate = total / (time.perf_counter() - begin)
+            table.add(name, rate, rate / 1000, base=None if "socket" in name else "Arrow to a socket")
+        if (written := uvloop.run(_next(hub.tube)) - 1) != total:
+            raise ValueError(f"{written} messages were written where {total} rows are")
+    return table
+
+
+def archiving(spark: SparkSession, directory: Path, total: int, rounds: int) -> Iterator[bench.Table]:
+    """The job archive over a long log: how fast, what the driver does of it, how large the files are; their reading."""
     table = bench.Table(
         f"archive: {total:,} messages of {SIZE} bytes to Delta, local[2]",
         ("rows/s", "MB/s", "driver %", "JVM %", "files", "least MiB", "most MiB"),
@@ -120,7 +147,31 @@ def archiving(spark: SparkSession, directory: Path, total: int) -> bench.Table:
     table.add(
         "archive", rate, rate * SIZE / 1e6, driver / whole, jvm / whole, len(sizes), min(sizes), max(sizes)
     )
+    yield table
+    yield history_read(spark, str(place), total, rounds)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def history_read(spark: SparkSession, place: str, total: int, rounds: int) -> bench.Table:
+    """Spark's own reader over an archive."""
+    table = bench.Table(
+        f"history: {total:,} messages of {SIZE} bytes in an archive, read by Spark, local[2]",
+        ("rows/s", "MB/s"),
+        note="headrace.spark.history to noop; a figure is the median of all rounds but the first",
+    )
+    every = history(spark, place)
+    for name, rows in (
+        ("every column", every),
+        ("payload alone", every.select("payload")),
+        ("one of a hundred", few(every)),
+    ):
+        rates = []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            rows.write.format("noop").mode("overwrite").save()
+            rates.append(total / (time.perf_counter() - begin))
+        rate = statistics.median(rates[1:] or rates)
+        table.add(name, rate, rate * SIZE / 1e6)
     return table
 
 
@@ -266,11 +317,12 @@ def sinks(
     return table
 
 
-def latency(spark: SparkSession, servers: str, cores: int, warming: float, seconds: float) -> bench.Table:
+def latency(spark: SparkSession, servers: str, cores: int, seconds: float) -> bench.Table:
     table = bench.Table(
         f"hub to Spark to hub at {RATE:,} messages/s, local[{cores}], ms",
-        ("p50", "p99", "most"),
-        note="from before the publish to the delivery of the message that Spark made of it",
+        ("p50", "p90", "p95", "p99", "most"),
+        note="from before the publish to the delivery of the message that Spark made of it; in the shape of Spark's own"
+        " harness for Kafka: everything after the first micro-batch counts. settled: of the last half",
     )
     # A number, not "latest": the query looks for that when it gets to it, and pings may be sent before.
     source = spark.readStream.format("headrace").options(
@@ -281,13 +333,17 @@ def latency(spark: SparkSession, servers: str, cores: int, warming: float, secon
         writer = rows.writeStream.format("headrace").option("servers", servers)
         query = writer.option("checkpointLocation", checkpoint).start()
         try:
-            uvloop.run(_pings(servers, warming))
-            samples = sorted(uvloop.run(_pings(servers, seconds)))
+            delays = uvloop.run(_pings(servers, seconds))
+            first = next(each["numInputRows"] for each in query.recentProgress if each["numInputRows"])
         finally:
             query.stop()
-    table.add(
-        "ping to pong", *(1e3 * samples[int(len(samples) * part)] for part in (0.5, 0.99)), 1e3 * samples[-1]
-    )
+    for name, part in (("ping to pong", delays[first:] or delays), ("settled", delays[len(delays) // 2 :])):
+        samples = sorted(part)
+        table.add(
+            name,
+            *(1e3 * samples[int(len(samples) * share)] for share in (0.5, 0.9, 0.95, 0.99)),
+            1e3 * samples[-1],
+        )
     return table
 
 

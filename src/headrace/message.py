@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -294,6 +294,9 @@ class Batch:
     topic: str = ""
     columns: pa.RecordBatch | None = None
     op: int = 0
+    tied: bool | None = field(default=None, compare=False)
+    """Whether its rows are committed together with the operation after them: no commit ends with one of them. ``None``
+    where that is not decided yet: then an append is one group."""
 
     def __len__(self) -> int:
         return self.run.count

@@ -18,7 +18,7 @@ from bench import pipeline
 def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     with running(Headrace) as full, running(Headrace) as other:
         tables = list(pipeline.pipeline(spark, full, other, tmp_path, 2, True))
-    source, sink, latency, archive, replay = (
+    source, sink, latency, batch, archive, history, replay = (
         {row["name"]: row for row in table.json()["rows"]} for table in tables
     )
     for name, base in (
@@ -33,6 +33,9 @@ def test_the_pipeline_beside_sparks_own(spark: SparkSession, tmp_path: Path) -> 
     assert sink["headrace"]["ratio"] > 0
     assert (source[pipeline.ARCHIVE]["least"], sink["headrace"]["least"]) == (1.5, 0.7)
     assert 0 < latency["ping to pong"]["p50"] <= latency["ping to pong"]["p99"]
+    assert 0 < latency["settled"]["p50"] <= latency["settled"]["most"]
+    assert batch["headrace, in one batch"]["ratio"] > 0
+    assert all(row["rows/s"] > 0 for row in history.values())
     assert 0 < archive["archive"]["driver %"] < 100
     assert archive["archive"]["files"] >= 1
     assert replay["replay"]["first message s"] > 0

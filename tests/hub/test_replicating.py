@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError, UnavailableError
+from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
 from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.query_marks import Queries
@@ -88,8 +88,8 @@ def door() -> Door:
     return Door()
 
 
-def make(log: Log, door: Door, *parts: PublisherNumbers | Queries) -> Hub:
-    hub = Hub(log, 1, max_uncommitted=1 << 20, state=HubState(*parts), commit=lambda _: None)
+def make(log: Log, door: Door, *parts: PublisherNumbers | Queries, max_uncommitted: int = 1 << 20) -> Hub:
+    hub = Hub(log, 1, max_uncommitted=max_uncommitted, state=HubState(*parts), commit=lambda _: None)
     hub.doors.append(door)
     return hub
 
@@ -208,19 +208,93 @@ def test_a_publish_that_was_cut_off_is_for_the_next_primary_to_judge(log: Log, d
     assert told == [Published(7, 7), Published(7, 7)]
 
 
-def test_what_belongs_together_is_never_too_long_for_one_parcel(log: Log, door: Door) -> None:
-    hub = make(log, door)
+def large_group(hub: Hub) -> tuple[list[int], list[Result]]:
+    """Submit a group that is too large for one append, and others around it; return the appends and answers to be."""
     hub.append_bytes = 100
     appends: list[int] = []
     hub.commit_by(appends.append)
     told: list[Result] = []
     for _ in range(3):
         hub.submit(batch(bytes(60)), told.append)
+    hub.submit(batch(bytes(60), bytes(60), bytes(60)), tied=True)
+    hub.submit(batch(bytes(60)), told.append)
+    hub.submit(batch(b"after"), told.append)
+    return appends, told
+
+
+def test_what_is_too_large_for_one_parcel_is_appended_in_parts(log: Log, door: Door) -> None:
+    hub = make(log, door)
+    appends, told = large_group(hub)
+    woken: list[None] = []
+    hub.wake = lambda: woken.append(None)
+    # Between two parts others have a turn, but nothing else is numbered.
+    ends = [[1, 2, 3, 4], [5], [6], [7], [8]]
+    for turn, each in enumerate(ends, 1):
+        hub.turn(turn)
+        assert appends == each
+        assert len(woken) == (turn if turn < len(ends) else turn - 1)
+        appends.clear()
+    assert [message.payload for each in hub.appended_from(1) for message in each][-1] == b"after"
+    assert [bool(each.tied) for each in hub.appended_from(1)] == [False] * 3 + [True] * 3 + [False] * 2
+    assert log.tied_after(0) == [(4, 4), (5, 5), (6, 6)]
+    hub.committed(8)
+    assert len(told) == 5
+
+
+def test_a_group_whose_rest_cannot_be_appended_is_refused_and_told(log: Log, door: Door) -> None:
+    hub = make(log, door)
+    _, told = large_group(hub)
+    interrupted: list[HeadraceError] = []
+    hub.interrupted = interrupted.append
+    hub.turn(1)
+    hub.turn(2)
+    problem = StorageError("the disk is full")
+
+    def fail(*_: object) -> bool:
+        raise problem
+
+    hub.write = fail
+    hub.turn(3)
+    assert (told, interrupted) == ([problem], [problem])
+    hub.write = None
+    hub.cut_back(3)
+    hub.turn(4)
+    assert log.tail == 4
+    # If it fails with the first part, there is nothing to be cut off.
     hub.submit(batch(bytes(60)), tied=True)
     hub.submit(batch(bytes(60)), told.append)
+    hub.write = fail
+    hub.turn(5)
+    assert (told[1:], len(interrupted), log.tail) == ([problem], 1, 4)
+
+
+def test_a_group_that_another_hub_should_finish_is_refused(log: Log, door: Door) -> None:
+    hub = make(log, door)
+    _, told = large_group(hub)
     hub.turn(1)
-    assert appends == [1, 2, 3]
-    assert [str(each) for each in told] == ["120 bytes in one go: a cluster takes 100 at most"]
+    elsewhere = Elsewhere()
+    hub.give_way(elsewhere)
+    assert isinstance(told[0], UnavailableError)
+    hub.turn(2)
+    hub.take_over()
+    hub.turn(3)
+    assert log.tail == 4
+
+
+def test_a_large_group_waits_in_the_log_and_not_in_memory(log: Log, door: Door) -> None:
+    hub = make(log, door, max_uncommitted=8_000)
+    hub.append_bytes = 100
+    hub.commit_by(lambda _: None)
+    told: list[Result] = []
+    hub.submit(batch(*([bytes(60)] * 100)), tied=True)
+    hub.submit(batch(b"mark"), told.append)
+    while log.tail < 101:
+        hub.turn(1)
+    assert not hub.congested
+    assert len(hub.appended_from(1)) < 50
+    hub.committed(101)
+    assert len(told) == 1
+    assert door.seen == list(range(1, 102))
 
 
 def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
@@ -242,7 +316,7 @@ def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
         assert (told[-1].code, log.tail) == ("conflict", 2)
 
 
-def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothing(
+def test_a_commit_that_is_too_large_for_one_parcel_is_committed_whole(
     log: Log, door: Door, tmp_path: Path
 ) -> None:
     queries = Queries()
@@ -251,11 +325,8 @@ def test_a_commit_that_is_too_long_for_one_parcel_is_refused_and_holds_up_nothin
     commits = StagedCommits(hub, queries, Staging(tmp_path / "stages"))
     told: list[object] = []
     commits.take("q", 1, [batch(bytes(60)), batch(bytes(60))], told.append, Commit())
-    (error,) = told
-    assert isinstance(error, LimitError)
-    assert "120" in str(error)
-    assert error.limit == 100
-    commits.take("q", 1, [batch(bytes(60))], told.append, Commit())
-    hub.turn(1)
+    for _ in range(3):
+        hub.turn(1)
+    assert log.tied_after(0) == [(1, 1), (2, 2)]
     hub.committed(log.tail_op)
-    assert told[1:] == [Published(1, 1, op=2)]
+    assert told == [Published(1, 2, op=3)]

@@ -5,6 +5,7 @@ world from a seed, lets it suffer, heals it, and raises :class:`BrokenPromiseErr
 
 - two nodes have different operations at one position that both hold to be committed,
 - something is committed, and so acknowledged, that a majority has never had,
+- something is committed that ends within a group,
 - a view starts without something that was committed, or a node cuts off what it had committed,
 - a node gives up,
 
@@ -61,6 +62,9 @@ SETTLE_SECONDS = 30.0
 ENTRY = "entry "
 """What the text of an entry begins with; all others are messages."""
 
+TIED = " of a group that goes on"
+"""What the text of an operation ends with that is committed together with the next one."""
+
 
 class BrokenPromiseError(AssertionError):
     """A promise was not kept."""
@@ -79,6 +83,10 @@ class Op(NamedTuple):
     @property
     def is_entry(self) -> bool:
         return self.text.startswith(ENTRY)
+
+    @property
+    def is_tied(self) -> bool:
+        return self.text.endswith(TIED)
 
 
 class Applied(NamedTuple):
@@ -117,6 +125,18 @@ class Positions:
 
 
 BY_POSITION = Positions()
+
+
+def tied(ops: Sequence[Op], first: int) -> list[tuple[int, int]]:
+    """Those of some operations, of which the first is at position ``first``, that are tied to the next."""
+    return [(position, position) for position, op in enumerate(ops, first) if op.is_tied]
+
+
+def whole(ops: Sequence[Op], position: int) -> int:
+    """The last position up to this one that is not within a group: segments and states end nowhere else."""
+    while position and ops[position - 1].is_tied:
+        position -= 1
+    return position
 
 
 def edge(ops: Sequence[Op], position: int) -> str:
@@ -185,6 +205,8 @@ class Scenario:
     """How likely a parcel of a view change is to be held up for long."""
     entries: float
     """How likely an operation is to be an entry."""
+    groups: float
+    """How likely operations are to be a group."""
 
     @classmethod
     def of(cls, random: Random) -> Scenario:
@@ -208,6 +230,7 @@ class Scenario:
             ambushes=random.choice([0.0, 0.0, 0.3]),
             held=random.choice([0.0, 0.0, 0.3]),
             entries=random.choice([0.0, 0.2, 0.5, 0.9]),
+            groups=0.0,
         )
 
 
@@ -223,6 +246,8 @@ class Node:
         self.numbered: dict[int, Op] = {}
         """What this node has numbered and not acknowledged yet, by position."""
         self.commit = 0
+        self.parts: list[list[str]] = []
+        """The parts of a group that are not appended yet."""
         self.state: list[Applied] = []
         self._received: Parcel | None = None
         self._snapshots: dict[int, tuple[list[Op], Snapshot]] = {}
@@ -234,6 +259,11 @@ class Node:
         scenario, disk = self.world.scenario, self.disk
         self._life += 1
         intact = disk.lossless or scenario.synced_only
+        while len(disk.ops) > disk.snapshot.position and disk.ops[-1].is_tied:
+            # A group that is not whole is a torn end.
+            disk.ops.pop()
+            self.world.happened["torn group"] += 1
+        disk.synced = min(disk.synced, len(disk.ops))
         self.replica = self.world.rules(
             self.id,
             scenario.size,
@@ -244,6 +274,7 @@ class Node:
             synced_only=scenario.synced_only,
             random=Random(self.world.random.random()),
             timing=scenario.timing,
+            tied=tied(disk.ops, 1),
         )
         begin, disk.synced = disk.synced + 1, len(disk.ops)  # opening a log syncs it
         self.world.hold(self, begin)
@@ -256,7 +287,12 @@ class Node:
 
     def receive(self, datagram: Parcel, source: Endpoint, now: float) -> None:
         self._received = datagram
-        self._run(lambda replica: replica.receive(source[1], datagram.body, datagram.bulk, self._local(now)))
+        spans = tied(datagram.ops, datagram.first)
+        self._run(
+            lambda replica: replica.receive(
+                source[1], datagram.body, datagram.bulk, self._local(now), tied=spans
+            )
+        )
         self._received = None
 
     def tick(self, now: float) -> None:
@@ -266,18 +302,36 @@ class Node:
         timer = None if self.replica is None else self.replica.next_timer()
         return None if timer is None else (timer - self._offset) / self._rate + 1e-9
 
-    def publish(self, texts: list[str]) -> bool:
-        disk = self.disk
-        if not self.accepting:
+    def publish(self, texts: list[str], *parts: list[str]) -> bool:
+        """Number operations, and then the parts of the group that they begin, if they are accepted."""
+        if not self.accepting or self.parts:
             return False
+        if self.replica is not None and self.replica.state.ends_within_group:
+            # It was not accepting for a moment, and refused the rest of a group.
+            now = self._local(self.world.network.now)
+            self.world.happened["left"] += 1
+            self._run(lambda replica: replica.leave(now))
+            return False
+        self.parts = list(parts)
+        self._append(texts)
+        return True
+
+    def _append(self, texts: list[str]) -> None:
+        disk = self.disk
         first = len(disk.ops) + 1
         disk.ops += numbered(disk.ops[-1] if disk.ops else None, texts)
         self.numbered.update(enumerate(disk.ops[first - 1 :], first))
         if not self.world.scenario.synced_only:
             self.world.hold(self, first)
-        now = self._local(self.world.network.now)
-        self._run(lambda replica: replica.appended(first, len(disk.ops), now))
-        return True
+        now, spans = self._local(self.world.network.now), tied(disk.ops[first - 1 :], first)
+        if self.parts:
+            self._later(0.3, self._append_part)
+        self._run(lambda replica: replica.appended(first, len(disk.ops), now, tied=spans))
+
+    def _append_part(self) -> None:
+        if self.parts and self.accepting:
+            self._append(self.parts.pop(0))
+        self.parts = self.parts if self.accepting else []
 
     def vouch(self) -> None:
         now = self._local(self.world.network.now)
@@ -290,6 +344,7 @@ class Node:
         self.world.happened[kind] += 1
         if self.replica is not None:
             self.replica = None
+            self.parts = []
             self.numbered.clear()
             self._snapshots.clear()
             self.world.network.detach(self.endpoint)
@@ -377,6 +432,7 @@ class Node:
                 disk.synced = last
                 disk.cuts += 1
             case Become(status, _, primary):
+                self.parts = []
                 if status is Status.NORMAL and primary == self.id:
                     world.check_start(self)
                 else:
@@ -387,6 +443,8 @@ class Node:
     def _advance(self, commit: int) -> None:
         if not self.commit < commit <= len(self.disk.ops):
             raise BrokenPromiseError(f"{self.id} goes from {self.commit} to {commit}")
+        if self.disk.ops[commit - 1].is_tied:
+            raise BrokenPromiseError(f"{self.id} commits {commit}, which is not the end of its group")
         for position in range(self.commit + 1, commit + 1):
             op = self.disk.ops[position - 1]
             self.world.committed(self, position, op)
@@ -427,6 +485,7 @@ class Node:
         position = None
         if source.replica is not None and (source.endpoint, self.endpoint) not in self.world.network.cut:
             position = self.world.random.randint(source.disk.first - 1, source.commit)
+            position = whole(source.disk.ops, position)
             self._snapshots[token] = source.disk.ops[:position], source.snapshot(position)
         now = self._local(self.world.network.now)
         self._run(lambda replica: replica.fetched(token, position, now))
@@ -567,9 +626,16 @@ class World:
                 raise BrokenPromiseError(f"{node.id} has another {position} than was committed")
 
     def check_numbers(self) -> None:
-        """Messages have the numbers 1, 2, 3, …, and entries stand after the message before them."""
+        """Messages have the numbers 1, 2, 3, …, and entries stand after the message before them; groups are whole."""
         newest = 0
+        following = ""
         for position, op in sorted(self.chosen.items()):
+            if following and not op.text.removesuffix(TIED).endswith(following):
+                raise BrokenPromiseError(f"{op} is at {position}, where {following} is to go on")
+            following = ""
+            if op.is_tied:
+                following = op.text.removesuffix(TIED).rpartition(" ")[2]
+                self.happened["tied"] += 1
             newest += not op.is_entry
             if op.seq != newest:
                 raise BrokenPromiseError(f"{op} is at {position}, where the newest message is {newest}")
@@ -614,7 +680,18 @@ class World:
                 is_entry = self.random.random() < self.scenario.entries
                 texts.append(f"{ENTRY if is_entry else 'message '}{self._published}")
                 self._published += 1
-            self.happened["accepted" if node.publish(texts) else "not accepted"] += 1
+            grouped = self.scenario.groups and self.random.random() < self.scenario.groups
+            parts = self._group() if grouped else [texts]
+            self.happened["accepted" if node.publish(*parts) else "not accepted"] += 1
+
+    def _group(self) -> list[list[str]]:
+        """A group of operations, in parts."""
+        name, count = f"group-{self._published}", self.random.randint(2, 12)
+        self._published += 1
+        texts = [f"{ENTRY if place % 4 == 3 else 'message '}{place} {name}" for place in range(count)]
+        texts[:-1] = [text + TIED for text in texts[:-1]]
+        each = self.random.randint(1, count)
+        return [texts[begin : begin + each] for begin in range(0, count, each)]
 
     def _publish_at_last(self) -> None:
         """Publish one more message, again until it is acknowledged."""
@@ -657,9 +734,9 @@ class World:
         node = self.random.choice(self.nodes)
         if node.replica is not None:
             disk = node.disk
-            disk.first = max(disk.first, self.random.randint(0, node.commit) + 1)
+            disk.first = max(disk.first, whole(disk.ops, self.random.randint(0, node.commit)) + 1)
             # Nothing is trimmed before it is in a snapshot, and a snapshot syncs the log that it is of.
-            disk.snapshot = node.snapshot(self.random.randint(disk.first - 1, node.commit))
+            disk.snapshot = node.snapshot(whole(disk.ops, self.random.randint(disk.first - 1, node.commit)))
             begin, disk.synced = disk.synced + 1, max(disk.synced, disk.snapshot.position)
             self.hold(node, begin)
 

@@ -23,6 +23,7 @@ from headrace.cluster.normal_operation import NormalOperation
 from headrace.cluster.recovery import Recovering
 from headrace.cluster.replica import Replica
 from headrace.cluster.replica_state import ReplicaState, Timing
+from headrace.cluster.tied_ops import TiedOps
 from headrace.cluster.views import ViewReport, Views
 from headrace.wire.parcel.body import Replication, StartView
 
@@ -45,6 +46,16 @@ def happened(seed: int) -> Counter[str]:
 def test_the_promises_are_kept(seeds: range) -> None:
     for seed in seeds:
         happened(seed)
+
+
+@pytest.mark.parametrize("groups", [0.2, 0.6])
+@pytest.mark.parametrize("seeds", BLOCKS[:3], ids=lambda seeds: f"seeds-{seeds.start}-to-{seeds.stop - 1}")
+def test_groups_are_committed_whole(seeds: range, groups: float) -> None:
+    told: Counter[str] = Counter()
+    for seed in seeds:
+        told += simulate(seed, groups=groups).happened
+    if len(seeds) == _BLOCK:
+        assert not {"tied", "torn group"} - set(told)
 
 
 def test_a_seed_always_gives_the_same_world() -> None:
@@ -79,6 +90,22 @@ class EntersTooEarly(Views):
         if body.view >= self._state.view and self._state.status is Status.VIEW_CHANGE:
             self._state.last_normal = body.view
         super().start_view(sender, body, bulk)
+
+
+class KeepsPartsOfGroups(Views):
+    """A view may start from a log that ends within a group."""
+
+    def move_to(self, view: int) -> None:
+        self._state.tied = TiedOps()
+        super().move_to(view)
+
+
+class CommitsPartsOfGroups(NormalOperation):
+    """What a majority has is committed, whether or not the rest of its group is there."""
+
+    def _decide(self) -> None:
+        self._state.tied = TiedOps()
+        super()._decide()
 
 
 class SkipsRecovery(Replica):
@@ -166,6 +193,8 @@ AMBUSH: dict[str, Any] = {
 
 CALM = {**AMBUSH, "ambushes": 0.0, "held": 0.0, "ends": 6, "partitions": 6}
 
+GROUPS = {**CALM, "groups": 0.6}
+
 LOST = "starts a view without|gives up|as .*, others|which only|has another"
 """How it shows that something committed is gone, or two nodes differ: which of these comes first is chance."""
 
@@ -194,6 +223,12 @@ MUTATIONS: dict[str, tuple[type[Replica], dict[str, Any], str]] = {
     ),
     "vouches for what is not synced": (broken(state_class=VouchesForUnsynced), {}, "which only"),
     "forgets to cut back": (broken(catchup_class=ForgetsToCut), CALM, "."),
+    "keeps parts of groups": (broken(views_class=KeepsPartsOfGroups), GROUPS, "to go on|not the end of"),
+    "commits parts of groups": (
+        broken(normal_class=CommitsPartsOfGroups),
+        GROUPS,
+        "not the end of its group",
+    ),
     "never asks again": (broken(catchup_class=NeverAsksAgain), {**CALM, "worst": 0.4}, "no agreement"),
 }
 

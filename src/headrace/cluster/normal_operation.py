@@ -17,6 +17,7 @@ from __future__ import annotations
 from headrace.cluster.catchup import CatchUp
 from headrace.cluster.effects import Status
 from headrace.cluster.replica_state import ReplicaState
+from headrace.cluster.tied_ops import Spans
 from headrace.wire.parcel.body import Commit, Prepare, PrepareOk
 
 
@@ -53,10 +54,10 @@ class NormalOperation:
         """Whether the view works, as far as this node can see."""
         return self._state.now < self._content_until()
 
-    def appended(self, first: int, last: int) -> None:
+    def appended(self, first: int, last: int, tied: Spans = ()) -> None:
         """Primary: send out a batch that was numbered and appended here."""
         state = self._state
-        state.appended(last)
+        state.appended(last, tied)
         state.broadcast(Prepare(state.view, first, last, state.commit))
         self._beat = state.now + state.timing.beat
         self._decide()
@@ -151,12 +152,12 @@ class NormalOperation:
         return others[needed - 1] + self._patience if needed else float("inf")
 
     def _decide(self) -> None:
-        """Commit what a majority has appended."""
+        """Commit what a majority has appended, but no part of a group."""
         state = self._state
         reached = [self._acknowledged.get(node, 0) for node in state.nodes if node != state.me]
         reached.append(state.durable)
         reached.sort(reverse=True)
-        commit = reached[state.majority - 1]
+        commit = state.tied.whole(reached[state.majority - 1])
         if commit > state.commit:
             state.advance(commit)
             if state.commit == state.tail:

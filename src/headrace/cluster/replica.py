@@ -11,6 +11,7 @@ from headrace.cluster.effects import Effect, Status
 from headrace.cluster.normal_operation import NormalOperation
 from headrace.cluster.recovery import Recovering
 from headrace.cluster.replica_state import ReplicaState, Timing
+from headrace.cluster.tied_ops import Spans
 from headrace.cluster.views import Views
 from headrace.errors import MalformedError, UsageError
 from headrace.wire.parcel.body import (
@@ -59,6 +60,7 @@ class Replica:
         synced_only: bool,
         random: Random,
         timing: Timing | None = None,
+        tied: Spans = (),
     ) -> None:
         self.state = self.state_class(
             me,
@@ -69,6 +71,7 @@ class Replica:
             synced_only=synced_only,
             timing=timing or Timing(),
             random=random,
+            tied=tied,
         )
         """Read by the driver, changed by the rules alone."""
         # A log that ends before what it had on the disk has lost something, whatever the caller believes.
@@ -103,10 +106,13 @@ class Replica:
             self._recovering.begin()
         return state.take_effects()
 
-    def receive(self, sender: int, body: Replication, bulk: bytes, now: float) -> list[Effect]:
-        """Take a parcel from a node of the configured cluster."""
+    def receive(
+        self, sender: int, body: Replication, bulk: bytes, now: float, *, tied: Spans = ()
+    ) -> list[Effect]:
+        """Take a parcel from a node of the configured cluster, and which of its operations are tied to the next."""
         state = self.state
         state.now = now
+        state.parcel_tied = tied
         if getattr(body, "view", 0) > MAX_VIEW:
             raise MalformedError("parcel", "view", getattr(body, "view", 0), f"is at most {MAX_VIEW}")
         known = not state.nodes or sender in state.nodes
@@ -114,13 +120,21 @@ class Replica:
             self._dispatch(sender, body, bulk)
         return state.take_effects()
 
-    def appended(self, first: int, last: int, now: float) -> list[Effect]:
+    def appended(self, first: int, last: int, now: float, *, tied: Spans = ()) -> list[Effect]:
         """Send out operations ``first`` to ``last``, which this node, the primary, has numbered and appended."""
         state = self.state
         state.now = now
         if not state.is_primary or first != state.tail + 1:
             raise UsageError(f"operations {first} to {last} are not this node's to number")
-        self._normal.appended(first, last)
+        self._normal.appended(first, last, tied)
+        return state.take_effects()
+
+    def leave(self, now: float) -> list[Effect]:
+        """Leave the view of which this node is primary: its log ends within a group that nobody will finish."""
+        state = self.state
+        state.now = now
+        if state.is_primary:
+            self._views.move_to(state.view + 1)
         return state.take_effects()
 
     def synced(self, token: int, last: int, now: float) -> list[Effect]:

@@ -7,6 +7,7 @@ the effect that makes the change real. So what a replica believes and what its d
 Invariants:
 
 - ``commit <= tail``, ``synced <= tail``, and a log is never cut below ``commit``.
+- ``commit`` never ends within a group of tied operations (:mod:`~headrace.cluster.tied_ops`).
 - ``last_normal <= view``; they are equal just when the replica is in normal order, and its log then begins with the
   whole log that the view started from.
 - ``history`` describes the log up to ``tail`` at least; while another log is being adopted, all of that.
@@ -33,6 +34,7 @@ from headrace.cluster.effects import (
     Status,
     Sync,
 )
+from headrace.cluster.tied_ops import Spans, TiedOps
 from headrace.errors import UsageError
 from headrace.wire.parcel.body import Replication
 
@@ -63,6 +65,7 @@ class ReplicaState:
         synced_only: bool,
         timing: Timing,
         random: Random,
+        tied: Spans = (),
     ) -> None:
         self.me = me
         self.size = size
@@ -87,6 +90,9 @@ class ReplicaState:
         """Nothing after this operation was shown as committed before this replica began; None while that is not known.
         The log's end is no bound: a node shows what others have synced though it has not, and a power failure may take
         that from it."""
+        self.tied = TiedOps(tied)
+        self.parcel_tied: Spans = ()
+        """The tied operations of the parcel that is being received."""
         self.sync_token = 0
         """Number of cuts: a sync that began before one says nothing about what was appended after it."""
         self._effects: list[Effect] = []
@@ -177,12 +183,13 @@ class ReplicaState:
     def append(self, last: int) -> None:
         """Append up to ``last`` from the parcel just received."""
         self.note(Append(self.tail + 1, last))
-        self.appended(last)
+        self.appended(last, self.parcel_tied)
 
-    def appended(self, last: int) -> None:
-        """Note that the log now ends at ``last``."""
+    def appended(self, last: int, tied: Spans = ()) -> None:
+        """Note that the log now ends at ``last``, and which of the new operations are tied to the next."""
         if last <= self.tail:
             raise UsageError(f"operation {last} cannot be appended: the log ends at {self.tail}")
+        self.tied.add(tied, self.tail, last)
         self.tail = last
         if self.synced_only:
             self.note(Sync(self.sync_token, last))
@@ -200,6 +207,7 @@ class ReplicaState:
             raise UsageError(f"operation {last + 1} is committed and cannot be cut off")
         if last < self.tail:
             self.tail = last
+            self.tied.cut_back(last)
             self.synced = min(self.synced, last)
             self.sync_token += 1
             self.note(CutBack(last))
@@ -207,18 +215,29 @@ class ReplicaState:
                 # A sync under way no longer counts, and nothing else may ever be appended.
                 self.note(Sync(self.sync_token, last))
 
+    @property
+    def ends_within_group(self) -> bool:
+        """Whether the log ends with an operation that is tied to one which is not there."""
+        return self.tied.whole(self.tail) < self.tail
+
+    def cut_to_whole(self) -> None:
+        """Cut off the group that the log ends in, if it ends within one."""
+        self.cut_back(self.tied.whole(self.tail))
+
     def install(self, token: int, last: int) -> None:
         """Begin the log anew after a snapshot."""
         self.note(Install(token, last))
         self.sync_token += 1
         self.tail = self.synced = last
+        self.tied = TiedOps()
         self.advance(last)
 
     def advance(self, commit: int) -> None:
-        """Commit everything up to ``commit``, as far as this log has it."""
-        commit = min(commit, self.tail)
+        """Commit everything up to ``commit``, as far as this log has it whole."""
+        commit = self.tied.whole(min(commit, self.tail))
         if commit > self.commit:
             self.commit = commit
+            self.tied.committed(commit)
             self.note(Advance(commit))
 
     def become(self, status: Status) -> None:

@@ -5,9 +5,9 @@ In three steps, as in Viewstamped Replication:
 1. **Wishing.** A node that is not content with its view says so (StartViewChange), again and again. A wish binds
    nobody: only when a majority has fresh wishes does a node move on. So a node that is cut off, or hears badly,
    disturbs no other, and can come back.
-2. **Moving.** The node stores the new view, which it can never leave for an older one, and reports to the new view's
-   primary how far its log reaches and in which view it was last in normal order (DoViewChange). From here on it takes
-   nothing from older views: they are fenced off.
+2. **Moving.** The node cuts off the group that its log ends in, if it ends within one. It stores the new view, which
+   it can never leave for an older one, and reports to the new view's primary how far its log reaches and in which view
+   it was last in normal order (DoViewChange). From here on it takes nothing from older views: they are fenced off.
 3. **Starting.** With the reports of a majority, its own among them, the new primary chooses the log of the latest
    ``last_normal``, and of those the longest. It adopts that log if it is not its own, stores that it is in normal
    order, and tells the others (StartView), who adopt it likewise.
@@ -85,6 +85,7 @@ class Views:
         """Move to ``view``, and take part in none before it."""
         state = self._state
         self._catchup.cancel()
+        state.cut_to_whole()
         state.view = view
         state.become(Status.VIEW_CHANGE)
         state.persist()

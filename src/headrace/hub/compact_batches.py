@@ -30,7 +30,7 @@ def compacted(batch: Batch) -> Iterator[Batch]:
         return
     op = batch.op
     for each in compact(batch.to_arrow()):
-        yield replace(each, op=op)
+        yield replace(each, op=op, tied=batch.tied)
         op += len(each)
 
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters
+from headrace.hub.large_groups import PART_BYTES, parts_of
 from headrace.hub.sequencer import Done, Sequencer, Submission, tied_groups
 from headrace.hub.state import HubState
 from headrace.log import Log
@@ -108,7 +110,13 @@ class Hub:
         self._waiting = 0
         self._appended: deque[Submission] = deque()
         self.append_bytes: int | None = None
-        """Most payload bytes in one append; longer tied groups are refused."""
+        """Most payload bytes in one append; larger groups are appended in parts, and committed whole."""
+        self.interrupted: Callable[[HeadraceError], None] = lambda _: None
+        """Called if a group was appended in part and the rest cannot be: what is appended of it must be cut off."""
+        self._parts: deque[list[Submission]] = deque()
+        """The parts of a group that are not appended yet; nothing else is numbered before them."""
+        self._begun = False
+        """Whether a part of the group is appended."""
         self.write: WriteRule | None = None
         """Appends to the log what this hub numbers; by default that is done at once."""
         self.paused = False
@@ -133,11 +141,14 @@ class Hub:
         be new: their publisher must send them again.
         """
         self.sequencer = sequencer
+        # What is appended of the group is cut off when the view changes.
+        _reject(self._take_parts(), _moved())
+        self._begun = False
         submitted, self._submitted = self._submitted, []
         self._waiting = 0
         for group in tied_groups(submitted):
             if len(group) > 1 or group[0].batch.number is not None:
-                _reject(group, UnavailableError("another node numbers messages now: try again"))
+                _reject(group, _moved())
             else:
                 for submission in group:
                     self.submit(submission.batch, submission.done)
@@ -169,7 +180,7 @@ class Hub:
     def resume(self) -> None:
         """Number messages again: the disk has answered."""
         was_congested, self.paused = self.congested, False
-        if self._submitted:
+        if self._submitted or self._parts:
             self.wake()
         if was_congested and not self.congested:
             self.relieved()
@@ -201,6 +212,9 @@ class Hub:
         """Number and append what was submitted since the last turn, or pass it to the sequencer; ``now`` in µs."""
         if self.paused and self.sequencer is None:
             return
+        if self._parts:
+            self._append_part(now)
+            return
         submitted, self._submitted = self._submitted, []
         self._waiting = 0
         if not submitted:
@@ -229,7 +243,7 @@ class Hub:
         What was appended stays in the log; whether it survives a restart is unknown.
         """
         self.failed = error
-        refused, self._appended = self._appended, deque()
+        refused, self._appended = [*self._appended, *self._take_parts()], deque()
         self._uncommitted = 0
         self.refuse(refused, error, "storage")
         self.relieved()
@@ -293,12 +307,26 @@ class Hub:
             if len(groups) > 1:
                 self._append_each(groups, now)
             else:
-                size = sum(each.batch.run.size for each in submitted)
-                error = UnavailableError(
-                    f"{size} bytes in one go: a cluster takes {self.append_bytes} at most"
-                )
-                self.refuse(submitted, error, "limit")
+                self._parts.extend(parts_of(submitted, min(self.append_bytes, PART_BYTES)))
+                self._begun = False
+                self._append_part(now)
             return
+        self._append_now(submitted, now)
+
+    def _append_part(self, now: int) -> None:
+        """Append the next part of a group; the one after it has to wait for the next turn."""
+        part = self._parts.popleft()
+        self._append_now(part, now)
+        if (self._parts or self._submitted) and not self.paused:
+            self.wake()
+
+    def _take_parts(self) -> list[Submission]:
+        """Forget the parts that are not appended yet, and return what was in them."""
+        parts, self._parts = self._parts, deque()
+        return [each for part in parts for each in part]
+
+    def _append_now(self, submitted: Sequence[Submission], now: int) -> None:
+        """Number submissions and append them in one write."""
         # Time never decreases, whatever the machine's clock does.
         time = max(now, self.log.last_time)
         op, seq = self.log.tail_op + 1, self.log.tail
@@ -313,8 +341,13 @@ class Hub:
             op += count
         if seq > MAX_SEQUENCE:
             # Numbers never wrap around: 48 bits last for years, and then nothing more is taken.
-            self.refuse(submitted, StorageError(f"sequence numbers end at {MAX_SEQUENCE}"), "sequence")
+            error = StorageError(f"sequence numbers end at {MAX_SEQUENCE}")
+            self._refuse_group(submitted, error, "sequence")
             return
+        if self.append_bytes is not None and (len(numbered) > 1 or self._parts):
+            # What is appended together is committed together, at every node.
+            last = len(numbered) if self._parts else len(numbered) - 1
+            numbered[:last] = [replace(batch, tied=True) for batch in numbered[:last]]
         try:
             if self.write is None:
                 self.log.append(numbered)
@@ -329,12 +362,14 @@ class Hub:
         for batch, (_, done, _) in zip(numbered, submitted, strict=True):
             self._appended.append(Submission(batch, done))
             self._uncommitted += batch.size
+        self._begun = bool(self._parts)
         self._commit(op - 1)
+        self._let_go()
 
     def _append_each(self, groups: Sequence[Sequence[Submission]], now: int) -> None:
         """Append groups one by one; those that have to wait for the disk wait before all others."""
         for place, group in enumerate(groups):
-            if self.paused:
+            if self.paused or self._parts:
                 rest = [each for later in groups[place:] for each in later]
                 self._submitted = [*rest, *self._submitted]
                 self._waiting += sum(each.batch.size for each in rest)
@@ -355,16 +390,24 @@ class Hub:
         elif error is None:
             self._appended_now(numbered, [submission.done for submission in submitted])
         elif isinstance(error, StorageError):
-            self.refuse(submitted, error, "storage")
+            self._refuse_group(submitted, error, "storage")
         elif not isinstance(error, UsageError):
             raise error
         else:
             # Doors submit only what can be written. If one fails to, only the unfit group is refused.
             groups = tied_groups(submitted)
             if len(groups) == 1:
-                self.refuse(submitted, StorageError(f"it cannot be written: {error}"), "unfit")
+                self._refuse_group(submitted, StorageError(f"it cannot be written: {error}"), "unfit")
             else:
                 self._append_each(groups, now)
+
+    def _refuse_group(self, submitted: Sequence[Submission], error: StorageError, reason: str) -> None:
+        """Refuse submissions, and the parts that should follow them; if some are before them, that is for the owner."""
+        rest = self._take_parts()
+        begun, self._begun = self._begun, False
+        self.refuse([*submitted, *rest], error, reason)
+        if begun:
+            self.interrupted(error)
 
     def _without_messages(self, submitted: Sequence[Submission], error: StorageError) -> Sequence[Submission]:
         """Refuse the messages, and what is tied to them; return the rest."""
@@ -384,7 +427,23 @@ class Hub:
         for batch, done in zip(batches, dones, strict=True):
             self._appended.append(Submission(batch, done))
             self._uncommitted += batch.size
+        self._begun = bool(self._parts)
         self._commit(self.log.tail_op)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of the beginning of a large group that is not committed yet: it is read from the log when it is."""
+        if self._uncommitted <= self._max_uncommitted:
+            return
+        was_congested = self.congested
+        while self._uncommitted > self._max_uncommitted and len(self._appended) > 1:
+            batch, done, _ = self._appended[0]
+            if not batch.tied or done is not None:
+                break
+            self._appended.popleft()
+            self._uncommitted -= batch.size
+        if was_congested and not self.congested:
+            self.relieved()
 
     def committed(self, upto: int) -> None:
         """Commit operations up to ``upto``, and hand the newly committed messages to the doors."""
@@ -402,7 +461,7 @@ class Hub:
             self.relieved()
 
     def _hand_out_unread(self, upto: int) -> None:
-        """Commit what the log held before this hub started, read from there a piece at a time."""
+        """Commit what is not in memory, from before this hub started or of a large group, a piece at a time."""
         log = self.log
         unread = self._appended[0].batch.op - 1 if self._appended else log.tail_op
         while log.head_op < min(upto, unread):
@@ -439,6 +498,10 @@ class Hub:
             self.counters.refuse(batch.origin, reason, batch.publisher, error)
             if submission.done is not None:
                 submission.done(error)
+
+
+def _moved() -> UnavailableError:
+    return UnavailableError("another node numbers messages now: try again")
 
 
 def _reject(submitted: Iterable[Submission], error: StorageError) -> None:

@@ -44,7 +44,7 @@ REACH: Final = 0xFFFF * 4
 NUMBERED: Final = 1
 """Flag: the messages have their publisher's numbers."""
 CONTINUED: Final = 2
-"""Flag: the next frame belongs to the same append."""
+"""Flag: the next frame belongs to the same append, or to the same group of appends."""
 ENTRIES: Final = 4
 """Flag: the rows are log entries, which take no sequence numbers."""
 MANY: Final = 8
@@ -217,6 +217,12 @@ def scan(window: bytes, at: int, salt: int) -> Iterator[FrameInfo]:
         at += length
 
 
+def flags(header: bytes) -> int:
+    """The flags in the header of a good frame."""
+    found: int = HEADER.unpack(header)[3]
+    return found
+
+
 def info(window: bytes, at: int) -> FrameInfo:
     """The facts in the header of a good frame."""
     _, _, length, flags, back, op_high, first_high, op, first, time = HEADER.unpack_from(window, at)
@@ -340,6 +346,7 @@ def decode_parts(window: bytes, found: Parts, find: FindLabel) -> Batch:
         topic=topic,
         columns=columns_of(window, found) if head.flags & COLUMNS else None,
         op=head.op,
+        tied=bool(head.flags & CONTINUED),
     )
 
 

@@ -24,12 +24,12 @@ SALT: Final = 0x48524D53
 _UUID_BYTES: Final = 16
 
 
-def pack(uuid: UUID, batches: Sequence[Batch]) -> bytes:
-    """Pack numbered batches that follow one another."""
+def pack(uuid: UUID, batches: Sequence[Batch], *, tied: bool = False) -> bytes:
+    """Pack numbered batches that follow one another; nodes that commit them together are told which are ``tied``."""
     pieces: list[frame.Piece] = [uuid.bytes]
     for batch in batches:
         first_time, _ = frame.time_span(batch)
-        pieces += frame.encode(batch, SALT, time=first_time)[0]
+        pieces += frame.encode(batch, SALT, time=first_time, continued=tied and bool(batch.tied))[0]
     return b"".join(pieces)
 
 

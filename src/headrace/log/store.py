@@ -108,6 +108,8 @@ class Log:
         self.last_time = max(segment.last_time for segment in self._segments)
         """The latest time stamped; nothing earlier may follow."""
         self._synced = last.last_op
+        self._whole = last.last_op
+        """The last operation that ends a group: those after it are there only with what follows them."""
         self._watermark: Watermark | None = None
         if lock is not None and fsync != "never":
             # Recovery has synced everything that is served from now on.
@@ -210,7 +212,8 @@ class Log:
         """Append batches in one write, all or none.
 
         They must follow the tail and one another without a hole, and their times must not decrease. A batch without an
-        operation gets the next.
+        operation gets the next. If the last is tied, more appends follow: until the last of them is written, a crash
+        leaves none. Batches from another log, which say whether they are tied, stay what they were there.
         """
         with self._writing:
             try:
@@ -220,7 +223,7 @@ class Log:
 
     def _append(self, batches: Sequence[Batch]) -> None:
         file = self._tail_file
-        if file.size >= self._segment_bytes and not file.empty:
+        if file.size >= self._segment_bytes:
             self._rotate()
             file = self._tail_file
         pieces: list[Piece] = []
@@ -237,7 +240,8 @@ class Log:
             if batch.first != expected or times[0] < time or not count:
                 what = f"{count} {'entries' if batch.is_entries else 'messages'} from {batch.first} at {times[0]}"
                 raise UsageError(f"{what} cannot follow message {following - 1} at {time}")
-            encoded = file.encode(batch, times, offset, continued=place < len(batches))
+            continued = place < len(batches) if batch.tied is None else batch.tied
+            encoded = file.encode(batch, times, offset, continued=continued)
             pieces += encoded.pieces
             frames.append(encoded)
             op, offset, time = op + count, offset + encoded.length, times[1]
@@ -248,6 +252,8 @@ class Log:
         for encoded in frames:
             file.appended(encoded)
         self.last_time = time
+        if batches and not batches[-1].tied:
+            self._whole = op - 1
         self._note_tail()
 
     def _note_tail(self) -> None:
@@ -298,6 +304,7 @@ class Log:
         # A sync under way could otherwise count later appends as synced.
         with self._writing, self._syncing, self._changing, translating(self.directory):
             self._synced = min(self._synced, last)
+            self._whole = last
             # First: what is appended in place of what is cut off is not on the disk yet.
             self._mark(sync=True)
             # Step by step: after a failure, appends must not go to a file that is gone.
@@ -453,6 +460,15 @@ class Log:
         except OSError as error:
             raise self._unreadable(error, segment, seq, seq) from error
 
+    def tied_after(self, op: int) -> list[tuple[int, int]]:
+        """Return the operations after ``op`` that are committed together with the next one, as ranges."""
+        return [
+            (max(first, op + 1), last)
+            for segment in self._kept
+            if isinstance(segment, TailFile) and segment.last_op > op
+            for first, last in segment.tied_after(op)
+        ]
+
     def seq_at(self, time: int) -> int:
         """The first committed sequence number stamped at or after ``time`` (µs); ``head + 1`` if all are older."""
         past = self._whole_past
@@ -518,7 +534,8 @@ class Log:
 
     def _rotate(self) -> None:
         old = self._tail_file
-        if old.empty:
+        if old.empty or self._whole < self.tail_op:
+            # A group is in one file: recovery cuts it off there.
             return
         path = self.directory / f"{old.next_op:016d}.open"
         with translating(path):
@@ -674,7 +691,8 @@ class Log:
         if self._watermark is not None:
             # If it cannot be written it lags behind, as it may.
             with contextlib.suppress(OSError):
-                self._watermark.write(self.uuid, self._synced, sync=sync)
+                # A group that is not whole is promised to nobody.
+                self._watermark.write(self.uuid, min(self._synced, self._whole), sync=sync)
 
     @property
     def _safe(self) -> int:

@@ -1,7 +1,7 @@
 """The open tail: a file of frames, appended by ``write()``.
 
 A tail file is a header and frames (:mod:`~headrace.log.frame`) side by side, one per batch; ``docs/log.md`` has the
-layout. An append is whole or not there: all its frames but the last are marked as continued.
+layout. An append, or a group of several, is whole or not there: all its frames but the last are marked as continued.
 
 Bad frames with no good frame after them are a **torn end**: the append that a crash interrupted, never acknowledged.
 Bad frames before a good one are **damage**.
@@ -467,10 +467,20 @@ class TailFile:
         following = ops[index + 1] if index + 1 < len(ops) else self.next_op
         return following - ops[index]
 
+    def tied_after(self, op: int) -> list[tuple[int, int]]:
+        """The operations of frames that are continued, from the one that has the operation after ``op`` on."""
+        columns = self._columns
+        begin = max(bisect_right(columns.ops, op + 1) - 1, 0)
+        return [
+            (columns.ops[index], columns.ops[index] + self._rows(columns, index) - 1)
+            for index in range(begin, len(columns.ops))
+            if self._is_continued(index)
+        ]
+
     def _is_continued(self, index: int) -> bool:
         """Whether a frame's append continues in the next frame."""
-        header = os.pread(self.fd, READ_BYTES, self._columns.offsets[index])
-        return bool(frame.info(header, 0).flags & frame.CONTINUED)
+        header = os.pread(self.fd, frame.HEADER.size, self._columns.offsets[index])
+        return bool(frame.flags(header) & frame.CONTINUED)
 
     def _check(self, columns: FrameColumns, window: bytes, at: int, index: int) -> None:
         try:

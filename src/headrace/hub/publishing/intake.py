@@ -9,7 +9,7 @@ In a cluster, a node that is not primary asks the primary (:mod:`~headrace.hub.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,14 +34,14 @@ from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.publishing.same_rows import Elsewhere
 from headrace.hub.publishing.staged_commits import StagedCommits
-from headrace.hub.publishing.staging import Staging
+from headrace.hub.publishing.staging import StagedPiece, Staging, loaded
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenPublished
 from headrace.message import Batch
 from headrace.wire.link.message import PUBLISHED, rows_of
 
 MAX_STAGED: Final = 64 << 20
-"""Bytes of staged rows that one node may have at the primary, waiting for their commit."""
+"""Bytes of staged rows of one node that the primary keeps in memory until their commit; it keeps more in files."""
 
 _MAX_TEXT: Final = 0xFFFF
 """Most bytes of a topic or publisher in the log."""
@@ -67,8 +67,10 @@ class PublishIntake:
         self.staging = Staging(stages)
         self.staging.sweep()
         self.commits = StagedCommits(hub, queries, self.staging)
+        self._elsewhere = elsewhere
         self._brought: dict[object, _NodeStage] = {}
         """For each node, the one commit whose rows it is staging."""
+        self._files = 0
 
     def answer(self, source: object, request: PrimaryRequest, body: memoryview, reply: WhenAnswered) -> None:
         """Answer a node's request; ``reply`` may be called at once."""
@@ -97,8 +99,7 @@ class PublishIntake:
                     wanted = Opening(request.holder, request.client, request.by)
                     self.idempotent.open(request.publisher, wanted, partial(_tell_opened, answer))
                 case "stage":
-                    self._stage(source, request, body)
-                    answer(PrimaryAnswer())
+                    self._stage(source, request, body, answer)
                 case "commit":
                     rows = self._rows_of_commit(source, request)
                     terms = Commit(request.digest, request.token, request.client)
@@ -108,7 +109,8 @@ class PublishIntake:
 
     def forget(self, source: object) -> None:
         """Drop what a node has staged: its connection is closed."""
-        self._brought.pop(source, None)
+        if (staged := self._brought.pop(source, None)) is not None:
+            self.commits.discard(staged.pieces)
 
     def _pass(self, request: PrimaryRequest, body: memoryview, tell: WhenPublished) -> None:
         _, batches = unpack_passed(body, request.rows)
@@ -119,22 +121,35 @@ class PublishIntake:
                     raise LimitError("parcel", name, longest, _MAX_TEXT)
         self.idempotent.pass_on(request.publisher, request.number, batches, tell, retry=request.retry)
 
-    def _stage(self, source: object, request: PrimaryRequest, body: memoryview) -> None:
+    def _stage(self, source: object, request: PrimaryRequest, body: memoryview, answer: WhenAnswered) -> None:
         rows = rows_of(body, PUBLISHED)
         if not request.rows:
             # The first rows of a commit, perhaps of a retry: drop older ones.
-            self._brought[source] = _NodeStage(request.publisher, request.number)
+            self.forget(source)
+            self._brought[source] = _NodeStage(request.publisher, request.number, request.origin)
         staged = self._brought.get(source)
         if staged is None or not staged.continues(request):
             raise RefusedError(MISSING, "the rows before these are not staged: stage them all again")
-        staged.size += rows.nbytes
-        if staged.size > MAX_STAGED:
-            del self._brought[source]
-            raise RefusedError(
-                "limit", f"a commit of {staged.size} bytes: a cluster takes {MAX_STAGED} at most"
-            )
+        piece = StagedPiece(published(rows))
         staged.rows += rows.num_rows
-        staged.batches.append(published(rows, origin=request.origin, publisher=request.publisher))
+        staged.pieces.append(piece)
+        if staged.in_memory + piece.size <= MAX_STAGED:
+            staged.in_memory += piece.size
+            answer(PrimaryAnswer())
+            return
+        self._files += 1
+        path = self.staging.directory / f"node-{self._files}.rows"
+
+        def spilled(problem: RefusedError | None) -> None:
+            if problem is not None and self._brought.get(source) is staged:
+                self.forget(source)
+            answer(PrimaryAnswer() if problem is None else refusal(problem))
+
+        work = partial(_spill, piece, path)
+        if self._elsewhere is None:
+            spilled(work())
+        else:
+            self._elsewhere(work, spilled)
 
     def _rows_of_commit(self, source: object, request: PrimaryRequest) -> list[Batch]:
         """The rows of a commit, all of them and no others."""
@@ -144,7 +159,10 @@ class PublishIntake:
         if staged is None or not staged.continues(request):
             reason = f"not all {request.rows} rows of the commit are staged: stage them again"
             raise RefusedError(MISSING, reason)
-        return staged.batches
+        rows = [replace(each, origin=staged.origin, publisher=staged.query) for each in loaded(staged.pieces)]
+        # A file that is mapped stays readable without its name.
+        self.commits.discard(staged.pieces)
+        return rows
 
 
 @dataclass(slots=True)
@@ -153,13 +171,23 @@ class _NodeStage:
 
     query: str
     batch: int
+    origin: str
     rows: int = 0
-    size: int = 0
-    batches: list[Batch] = field(default_factory=list)
+    in_memory: int = 0
+    pieces: list[StagedPiece] = field(default_factory=list)
 
     def continues(self, request: PrimaryRequest) -> bool:
         """Whether a request belongs to this commit and follows the rows staged so far."""
         return (request.publisher, request.number, request.rows) == (self.query, self.batch, self.rows)
+
+
+def _spill(piece: StagedPiece, path: Path) -> RefusedError | None:
+    """Write a piece to its file; return why not, if it cannot be. Runs in a thread."""
+    try:
+        piece.spill(path)
+    except HeadraceError as error:
+        return RefusedError("storage", f"the primary cannot keep the rows of a commit: {error}")
+    return None
 
 
 def _tell_newest(answer: WhenAnswered, newest: int | HeadraceError | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from headrace.errors import HeadraceError, LimitError, RefusedError, StorageError
+from headrace.errors import HeadraceError, RefusedError, StorageError
 from headrace.hub.publishing.cover import Cover
 from headrace.hub.publishing.query_marks import MAX_WRITES, Marked, Queries, mark
 from headrace.hub.publishing.staging import StagedPiece, Staging, remove_all
@@ -137,12 +137,6 @@ class StagedCommits:
         terms: Commit,
     ) -> None:
         """Append a commit's rows and its mark; ``reply`` gets their place, or the error."""
-        size, most = sum(each.run.size for each in rows), self._hub.append_bytes
-        if most is not None and size > most:
-            # In a cluster they go from node to node in one parcel; a retry would not help.
-            reply(LimitError("link", "payload of a commit in a cluster", size, most))
-            self.give_up(query)
-            return
         if self._hub.sequencer is not None:
             committed = partial(self._committed, query, batch, terms.token, names, reply)
             self._hub.sequencer.commit(query, batch, rows, committed, terms)

@@ -46,12 +46,13 @@ from headrace.cluster.effects import (
 )
 from headrace.cluster.replica import Replica
 from headrace.cluster.replica_state import Timing
+from headrace.cluster.tied_ops import Spans
 from headrace.errors import HeadraceError, StorageError, WireError
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Sequencer
 from headrace.log.replication_frames import unpack
 from headrace.message import Batch
-from headrace.net.cluster.transfers import between, numbered, served
+from headrace.net.cluster.transfers import between, numbered, served, tied_spans
 from headrace.net.server.machine.log_disk import LogDisk
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 MAX_APPEND: Final = 48 << 20
-"""Payload bytes of one Prepare: with everything else they fit a parcel's bulk."""
+"""Payload bytes of one Prepare: with everything else they fit a parcel's bulk. A larger group is sent in parts."""
 
 _TICK_SECONDS: Final = 0.25
 _CLOSE_ENOUGH: Final = 0.02
@@ -123,6 +124,7 @@ class ReplicaDriver:
         self._closed = False
         self._ticked: Callable[[float], None] = lambda _: None
         hub.append_bytes = MAX_APPEND
+        hub.interrupted = self._leave
         hub.commit_by(self._appended)
         hub.write = disk.append
         disk.pause, disk.resume = self._pause, self._resume
@@ -179,10 +181,12 @@ class ReplicaDriver:
         if replica is None:
             return
         batches: Sequence[Batch] = ()
+        tied: Spans = ()
         uuid = None
         if isinstance(body, Prepare | NewState):
             if body.last >= body.first:
                 uuid, batches = unpack(bulk, body.first, body.last)
+                tied = tied_spans(batches)
                 # In normal order the logs are the same one. Otherwise this log may end in operations that no other
                 # node took over: they are cut off before anything is appended.
                 in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
@@ -193,7 +197,7 @@ class ReplicaDriver:
             size, bulk = len(bulk), b""
         else:
             size = len(bulk)
-        self._run(partial(replica.receive, sender, body, bulk), batches, uuid, size)
+        self._run(partial(replica.receive, sender, body, bulk, tied=tied), batches, uuid, size)
 
     def fetched(self, token: int, op: int | None, uuid: UUID | None) -> None:
         """Go on after a fetch: with a snapshot at ``op``, or without."""
@@ -229,6 +233,7 @@ class ReplicaDriver:
             intact=intact,
             synced_only=log.fsync == "always",
             random=self._random,
+            tied=log.tied_after(log.head_op),
         )
         self._run(self.replica.start)
 
@@ -236,7 +241,9 @@ class ReplicaDriver:
         """Tell the replica what the hub has numbered and appended."""
         replica = self.replica
         if not self._following and replica is not None:
-            self._run(partial(replica.appended, replica.state.tail + 1, tail))
+            first = replica.state.tail + 1
+            tied = tied_spans(self._hub.appended_from(first))
+            self._run(partial(replica.appended, first, tail, tied=tied))
 
     def _tick(self) -> None:
         self._timer = None
@@ -446,6 +453,13 @@ class ReplicaDriver:
         elif self._disk.append(appended, followed):
             followed()
 
+    def _leave(self, error: HeadraceError) -> None:
+        """Leave the view: a group was appended in part, and the rest cannot be."""
+        logger.error("this node leaves the view, to cut off what it could not append whole: %s", error)
+        self._hub.counters.add("cluster_failures")
+        if self.replica is not None:
+            self._run(self.replica.leave)
+
     def _cut_back(self, last: int) -> None:
         log = self._hub.log
         kept, tail = log.seq_of(last), log.tail
@@ -536,6 +550,10 @@ class ReplicaDriver:
             and not self._queue
             and not self._stepping
         ):
+            if self.replica is not None and self.replica.state.ends_within_group:
+                # Messages were not numbered here for a moment, in which the rest of a group was refused.
+                self._run(self.replica.leave)
+                return
             hub.take_over()
             self._node.numbers_here()
         if hub.paused and not self._stepping:

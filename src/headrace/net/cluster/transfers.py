@@ -19,7 +19,7 @@ A fetched snapshot has :data:`MAX_BYTES` at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -46,7 +46,7 @@ MAKE_SECONDS: Final = 5.0
 def numbered(hub: Hub, body: Prepare) -> bytes:
     """Pack what a Prepare numbers: this hub has appended it, and not committed it yet."""
     batches = hub.appended_from(body.first)
-    return pack(hub.log.uuid, [each for each in batches if each.last_op <= body.last])
+    return pack(hub.log.uuid, [each for each in batches if each.last_op <= body.last], tied=True)
 
 
 def served(log: Log, asked: Serve) -> tuple[NewState, bytes]:
@@ -60,7 +60,7 @@ def served(log: Log, asked: Serve) -> tuple[NewState, bytes]:
         # Sealed batches have a column for everything: stored like that, they would grow from node to node.
         batches += compacted(each)
     last = batches[-1].last_op if batches else asked.first - 1
-    bulk = pack(log.uuid, batches) if batches else b""
+    bulk = pack(log.uuid, batches, tied=True) if batches else b""
     return NewState(asked.view, asked.first, last, asked.commit), bulk
 
 
@@ -70,6 +70,11 @@ def between(batches: Sequence[Batch], first: int, last: int) -> Iterator[Batch]:
         begin, end = max(first - batch.op, 0), min(last - batch.op + 1, len(batch))
         if begin < end:
             yield batch if end - begin == len(batch) else batch.slice(begin, end)
+
+
+def tied_spans(batches: Iterable[Batch]) -> list[tuple[int, int]]:
+    """Return the operations that are tied to the next one."""
+    return [(batch.op, batch.last_op) for batch in batches if batch.tied]
 
 
 class _Made(NamedTuple):

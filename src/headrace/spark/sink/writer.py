@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from headrace.client.sync import Begun
 
-_TOO_LARGE: Final = re.compile("a commit of|payload of a commit|staged_bytes")
+_TOO_LARGE: Final = re.compile("staged_bytes")
 """The limits that smaller batches would stay within."""
 
 _OTHER: Final = (
