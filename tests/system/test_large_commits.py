@@ -22,8 +22,8 @@ from headrace.net.cluster.replica_driver import MAX_APPEND
 pytestmark = pytest.mark.slow
 
 ROW = 250_000
-ROWS = 2 * MAX_APPEND // ROW + 1
-"""More than two parcels would take."""
+ROWS = MAX_APPEND // ROW + 20
+"""More than a parcel takes."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ class Heads(threading.Thread):
 
     def run(self) -> None:
         links = [headrace.connect_sync(f"tube://{node.doors['tube_tcp']}").open() for node in self._nodes]
-        while not self._over.is_set():
+        while not self._over.wait(0.01):
             self.seen |= {link.head().head for link in links}
         for link in links:
             link.close()
