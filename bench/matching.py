@@ -136,6 +136,10 @@ def _add_audiences(table: bench.Table, size: int, quick: bool) -> None:
     took, worked = _best(lambda: circles.match(plain.batch), quick)
     mean = float(matches.mean())
     table.add("circles", MESSAGES / took, MESSAGES / worked, mean, base="two ranges", least=least)
+    plane = _plane(plain)
+    took, worked = _best(lambda: plane.match(plain.batch), quick)
+    mean = float(np.diff(plane.match(plain.batch).offsets).mean())
+    table.add("two ranges of one plane", MESSAGES / took, MESSAGES / worked, mean)
     fenced, before, batches = _fences(plain, 1 if quick else REPEATS)
     crossed = fenced.match(before)
     assert len(crossed.clients) > 0, "nothing was entered"
@@ -143,7 +147,18 @@ def _add_audiences(table: bench.Table, size: int, quick: bool) -> None:
     # Each batch is of new messages: what was matched before is remembered.
     took, worked = _best(lambda: fenced.match(next(coming)), quick)
     mean = float(np.diff(crossed.offsets).mean())
-    table.add("fences", MESSAGES / took, MESSAGES / worked, mean, base="two ranges", least=least)
+    table.add("fences", MESSAGES / took, MESSAGES / worked, mean, base="two ranges of one plane", least=least)
+
+
+def _plane(load: Load) -> Matcher:
+    """The same subscriptions, all on the first two attributes."""
+    matcher = Matcher()
+    for row, wanted in enumerate(_ranges(load)):
+        matcher.subscribe(row.to_bytes(12), dict(zip((_name(0), _name(1)), wanted.values(), strict=True)))
+        if row % 1_000 == 0 and matcher.rebuild_due:
+            matcher.rebuild()
+    matcher.rebuild(everything=True)
+    return matcher
 
 
 def _fences(load: Load, count: int) -> tuple[Matcher, Batch, list[Batch]]:
