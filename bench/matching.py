@@ -147,7 +147,7 @@ def _add_audiences(table: bench.Table, size: int, quick: bool) -> None:
     # Each batch is of new messages: what was matched before is remembered.
     took, worked = _best(lambda: fenced.match(next(coming)), quick)
     mean = float(np.diff(crossed.offsets).mean())
-    table.add("fences", MESSAGES / took, MESSAGES / worked, mean, base="two ranges of one plane", least=least)
+    table.add("fences", MESSAGES / took, MESSAGES / worked, mean, base="two ranges", least=least)
 
 
 def _plane(load: Load) -> Matcher:
