@@ -93,17 +93,18 @@ class Producers:
             if not outcome.done():
                 outcome.set_result(result)
 
-        def is_behind(newest: int) -> bool:
-            known = self._server.parts.publishers.newest(name)
-            return known is None or known < newest
+        def known() -> int:
+            newest = self._server.parts.publishers.newest(name)
+            return -1 if newest is None else newest
 
+        # As it was when the append was judged: meanwhile more may have come.
+        before = known()
         deadline = asyncio.get_running_loop().time() + commit_seconds(self._server)
         with Watch(self._server.parts.streams, stream.topic) as watch, suppress(TimeoutError):
             self._server.publishing.newest(name, reply)
             async with asyncio.timeout_at(deadline):
                 newest = await outcome
-            if isinstance(newest, int) and is_behind(newest):
-                while is_behind(newest) and await watch.changed(deadline, self._stopping):
+            if isinstance(newest, int):
+                while known() < newest and await watch.changed(deadline, self._stopping):
                     pass
-                return not is_behind(newest)
-        return False
+        return known() > before
