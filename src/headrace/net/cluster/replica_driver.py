@@ -242,7 +242,8 @@ class ReplicaDriver:
         replica = self.replica
         if not self._following and replica is not None:
             first = replica.state.tail + 1
-            tied = tied_spans(self._hub.appended_from(first))
+            # What is tied to the next operation is appended with it, so never alone.
+            tied = [] if first == tail else tied_spans(self._hub.appended_from(first))
             self._run(partial(replica.appended, first, tail, tied=tied))
 
     def _tick(self) -> None:
