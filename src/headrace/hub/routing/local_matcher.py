@@ -135,9 +135,12 @@ def clients_of(matches: Matches, subscriptions: Subscriptions) -> Matches:
     """The clients of matched parts, each once a message."""
     if not subscriptions.has_parts:
         return matches
-    found = [{subscriptions.find_part(part)[0] for part in matches[row]} for row in range(len(matches))]
+    ids, owners = matches.clients.tobytes(), subscriptions.owners
+    each = [ids[at : at + CLIENT_ID_BYTES] for at in range(0, len(ids), CLIENT_ID_BYTES)]
+    each = [owners[part][0] if part in owners else part for part in each]
+    found = [dict.fromkeys(each[begin:end]) for begin, end in pairwise(matches.offsets.tolist())]
     offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
-    clients = b"".join(client for each in found for client in sorted(each))
+    clients = b"".join(client for some in found for client in some)
     return Matches(offsets, np.frombuffer(clients, np.uint8).reshape(-1, CLIENT_ID_BYTES))
 
 
