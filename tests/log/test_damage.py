@@ -36,7 +36,7 @@ from headrace.errors import DamagedError
 from headrace.log import Log
 from headrace.log.damage.verify import Progress, verify
 from headrace.log.sealed import sealing
-from headrace.log.sealed.segment import SegmentIndex
+from headrace.log.sealed.index import SegmentIndex
 from headrace.log.tail import HEADER_BYTES, TailFile
 from headrace.message import Message
 

@@ -14,8 +14,7 @@ from tests.log.content import append, append_entries, flat, operations, seal_all
 
 from headrace.log import Log, frame, tail
 from headrace.log.files import Descriptor
-from headrace.log.sealed import sealing
-from headrace.log.sealed import segment as sealed
+from headrace.log.sealed import index, sealing
 from headrace.log.snapshots import snapshot
 from headrace.log.tail import FileHeader, TailFile
 from headrace.message import NOT_A_MESSAGE, Batch, Run
@@ -71,7 +70,7 @@ def test_it_is_what_we_read(tmp_path: Path) -> None:
     [
         ("The open tail", 0, tail._FILE),
         ("The open tail", 1, frame.HEADER),
-        ("Sealed segments", 0, sealed._HEAD),
+        ("Sealed segments", 0, index._HEAD),
     ],
 )
 def test_the_tables_have_the_right_offsets(heading: str, number: int, layout: struct.Struct) -> None:
@@ -87,18 +86,18 @@ def test_the_tables_have_the_right_offsets(heading: str, number: int, layout: st
 
 
 def test_the_index_entry() -> None:
-    offsets = [int(sealed._BATCH.fields[name][1]) for name in sealed._BATCH.names or ()]
+    offsets = [int(index.BATCH.fields[name][1]) for name in index.BATCH.names or ()]
     shown = []
     for offset, names, *_ in table("Sealed segments", 1):
         shown += [int(offset), *([None] * names.count(","))]
     assert all(place in (None, offset) for place, offset in zip(shown, offsets, strict=True))
-    assert sealed._BATCH.itemsize == 48
+    assert index.BATCH.itemsize == 48
 
 
 def test_numbers_in_the_text() -> None:
-    assert (tail.HEADER_BYTES, tail._FILE.size, sealed._HEAD.size, snapshot._HEAD.size) == (56, 56, 88, 44)
+    assert (tail.HEADER_BYTES, tail._FILE.size, index._HEAD.size, snapshot._HEAD.size) == (56, 56, 88, 44)
     assert (frame.HEADER.size, frame.REACH) == (36, 262_140)
-    assert sealed.ENTRIES_LOST == (1 << 64) - 1
+    assert index.ENTRIES_LOST == (1 << 64) - 1
     assert frame.MAX_FRAME == 256 << 20
     assert (sealing.ROWS, sealing.BYTES) == (16_384, 4 << 20)
     assert snapshot.KEPT == 2

@@ -27,7 +27,7 @@ from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.repair_plan import ForgetState, Keep, Report, Restamp
 from headrace.log.damage.verify import Progress, verify
 from headrace.log.sealed import sealing
-from headrace.log.sealed.segment import SegmentIndex
+from headrace.log.sealed.index import SegmentIndex
 from headrace.log.tail import TailFile
 from headrace.message import NOT_A_MESSAGE, Message
 

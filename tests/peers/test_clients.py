@@ -20,7 +20,7 @@ OTHER = {"javascript": "c", "c": "javascript"}
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
 @pytest.mark.parametrize("lose", [0, 3], ids=["whole", "lossy"])
 def test_fyrehose(start: Start, hub: HubProcess, language: str, transport: str, lose: int) -> None:
-    """A subscriber gets what a publisher of another language pushes, in order and without a hole."""
+    """A subscriber gets what a publisher of another language pushes, in order and without gaps."""
     at = hub.address("fyrehose")
     words = [f"{language}-{transport}-{lose}-{count}" for count in range(20)]
     subscriber = start(language, "fyrehose", "subscribe", transport, *at, len(words), lose)

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from headrace.archive.parquet_file import ArchiveFile, enveloped, open_parquet
 from headrace.archive.table import ArchiveTable
 from headrace.errors import ArchiveError
+from headrace.log.sealed.bounded_read import BoundedRead
 from headrace.log.sealed.sized_cache import SizedCache
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice
@@ -51,9 +52,6 @@ _BUFFER: Final = 4 << 20
 
 _FOOTER_SIZE: Final = 8
 """A footer takes about this many times its bytes in memory."""
-
-_BESIDE: Final = 4
-"""Rows larger than their payloads times this count by a share of their full size, as in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +95,13 @@ class ArchiveReader:
 
     def read(self, first: int, last: int, max_bytes: int) -> list[Batch]:
         """Read messages from ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
-        batches: list[Batch] = []
-        taken = 0
-        while first <= last and (taken < max_bytes or not batches):
+        found = BoundedRead(max_bytes)
+        while first <= last and found.has_room:
             piece = self._piece(first)
-            rows = piece.rows.slice(first - piece.first, min(last, piece.last) - first + 1)
-            batch = Batch.over(rows)
-            # What is large besides the payloads counts by its share.
-            beside = piece.rows.nbytes * len(batch) // piece.rows.num_rows // _BESIDE
-            size, room = max(batch.run.size, beside), max_bytes - taken
-            if size > room:
-                edges = batch.run.offsets
-                fit = int(np.searchsorted(edges, int(edges[0]) + room, side="right")) - 1
-                fit = min(fit, len(batch) * room // size)
-                if fit or not batches:
-                    batches.append(batch.slice(0, max(fit, 1)))
-                break
-            batches.append(batch)
-            taken += size
+            batch = Batch.over(piece.rows.slice(first - piece.first, min(last, piece.last) - first + 1))
+            found.add(batch, piece.rows)
             first = batch.last + 1
-        return batches
+        return found.batches
 
     def find(self, first: int, last: int, topics: TopicChoice | None, max_bytes: int) -> Found:
         """Read messages from ``first`` on that may be of chosen topics; row groups that have none are skipped."""

@@ -51,14 +51,14 @@ add_command(app, "serve", *serve.EXAMPLES, panel=_RUN, short="Run the hub alone.
 add_command(app, "demo", *demo.EXAMPLES, panel=_RUN, short="See the whole system at work for a minute.")(
     demo.demo
 )
-add_command(app, "top", *top.EXAMPLES, panel=_RUN, short="Show what a hub does, each second.")(top.top)
+add_command(app, "top", *top.EXAMPLES, panel=_RUN, short="Show a hub's activity, second by second.")(top.top)
 add_command(app, "doctor", *doctor.EXAMPLES, panel=_RUN, short="Check this machine, and the hub on it.")(
     doctor.doctor
 )
 add_command(
-    app, "conform", *conform.EXAMPLES, panel=_RUN, short="Try any server against the protocol documents."
+    app, "conform", *conform.EXAMPLES, panel=_RUN, short="Test any server against the protocol documents."
 )(conform.conform)
-add_command(app, "bench", *bench.EXAMPLES, panel=_RUN, short="Measure how fast it is on this machine.")(
+add_command(app, "bench", *bench.EXAMPLES, panel=_RUN, short="Measure its speed on this machine.")(
     bench.bench
 )
 add_command(app, "pub", *pub.EXAMPLES, panel=_USE, short="Publish messages.")(pub.pub)
@@ -68,7 +68,7 @@ add_command(
 add_command(
     app, "tail", *tail.EXAMPLES, panel=_USE, short="Print messages from any position on, by topic or time."
 )(tail.tail)
-add_command(app, "sql", *sql.EXAMPLES, panel=_USE, short="Ask a log in SQL.")(sql.sql)
+add_command(app, "sql", *sql.EXAMPLES, panel=_USE, short="Query a log with SQL.")(sql.sql)
 add_command(
     app, "match", *match.EXAMPLES, panel=_USE, short="Print what a content subscription would have delivered."
 )(match.match)
@@ -85,7 +85,7 @@ app.add_typer(
     context,
     name="context",
     rich_help_panel=_USE,
-    short_help="Save how a hub is reached: add, use, list, remove.",
+    short_help="Saved connections to hubs: add, use, list, remove.",
 )
 app.add_typer(
     log, name="log", rich_help_panel=_OPERATE, short_help="A log's files: show, check, export, seal, repair."
@@ -108,15 +108,19 @@ app.add_typer(
     short_help="Client ids, keys, tokens, certificates: make, revoke.",
 )
 add_command(
-    app, "audit", *audit.EXAMPLES, panel=_OPERATE, short="Who was let in, refused what, changed what."
+    app,
+    "audit",
+    *audit.EXAMPLES,
+    panel=_OPERATE,
+    short="Show who was admitted, what was refused, what was changed.",
 )(audit.audit)
 add_command(
     app, "backup", *backup.EXAMPLES, panel=_OPERATE, short="Save a log and its hub's state in an archive."
 )(backup.backup)
-add_command(
-    app, "restore", *backup.RESTORE_EXAMPLES, panel=_OPERATE, short="Begin a log anew from a backup."
-)(backup.restore)
-add_command(app, "reload", *reload.EXAMPLES, panel=_OPERATE, short="Have a hub load its principals again.")(
+add_command(app, "restore", *backup.RESTORE_EXAMPLES, panel=_OPERATE, short="Restore a log from a backup.")(
+    backup.restore
+)
+add_command(app, "reload", *reload.EXAMPLES, panel=_OPERATE, short="Make a hub reload its principals.")(
     reload.reload
 )
 add_command(app, "decode", *decode.EXAMPLES, panel=_OPERATE, short="Print the frames in captures.")(

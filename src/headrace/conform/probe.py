@@ -84,7 +84,7 @@ class Probe:
         except OSError as error:
             raise MismatchError(f"a connection to {to}", _reason(error)) from None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return self._open.enter_context(Stream(self, sock))
+        return Stream(self, self._open.enter_context(sock))
 
     def datagrams(self) -> Datagrams:
         """Open a UDP socket that is connected to the server."""
@@ -96,7 +96,7 @@ class Probe:
             sock.connect(found[0][4])
         except OSError as error:
             raise NotRunError(f"no datagrams can be sent to {place}: {_reason(error)}") from None
-        return self._open.enter_context(Datagrams(self, sock))
+        return Datagrams(self, self._open.enter_context(sock))
 
     def listener(self, like: Stream) -> socket.socket:
         """Listen where the server may dial back: on the address that a stream to it comes from."""
@@ -118,14 +118,6 @@ class Stream:
         self._ahead = b""
         self._received = 0
         self.local: tuple[str, int] = sock.getsockname()[:2]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
 
     def send(self, data: bytes) -> None:
         """Send bytes. A server that closes meanwhile is noticed by whoever reads."""
@@ -221,14 +213,6 @@ class Datagrams:
         self._socket = sock
         self._received = 0
         self.local: tuple[str, int] = sock.getsockname()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
 
     def send(self, data: bytes) -> None:
         """Send a datagram."""

@@ -1,8 +1,8 @@
 """The ``http`` door: the dashboard, its JSON API, metrics, health checks, and tokens for old SDK clients.
 
-Health checks answer, whatever else is full. A connection on which no request is under way gives way to a newer one
-when there is no room, those first whose address has the most; and the requests under way, such as the dashboard's
-streams, may take all connections but :data:`SPARE`.
+Health checks are answered even when everything else is full. When there is no room, an idle connection gives way to a
+newer one, beginning with the address that has the most. Requests under way, such as the dashboard's streams, may take
+all connections but :data:`SPARE`.
 """
 
 from __future__ import annotations

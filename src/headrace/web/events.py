@@ -101,7 +101,7 @@ class NextValue(Generic[T]):
         self._next: asyncio.Future[T] | None = None
 
     def set(self, value: T) -> None:
-        """Return the next value to all waiting tasks."""
+        """Give the next value to all waiting tasks."""
         waiting, self._next = self._next, None
         if waiting is not None and not waiting.done():
             waiting.set_result(value)

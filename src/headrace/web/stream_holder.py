@@ -1,4 +1,4 @@
-"""A stream of events as somebody who acts for a principal: it ends when the principal's right is gone."""
+"""A stream of events that acts for a principal, and ends when the principal loses the right to it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class HeldStreams:
 
 @contextmanager
 def held(access: AccessControl, request: web.Request) -> Iterator[None]:
-    """Have the task of this request end if its principal's right goes while the block runs."""
+    """End the task of this request if its principal loses the right while the block runs."""
     holder = StreamHolder(request, asyncio.current_task())
     access.join(holder)
     try:

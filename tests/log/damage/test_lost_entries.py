@@ -16,7 +16,8 @@ from headrace.log.damage.inspection import Problem, inspect_tail
 from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.repair_plan import ForgetState, MarkLost, Reindex, Restamp, Rewrite, SetAside
 from headrace.log.damage.verify import Progress, verify
-from headrace.log.sealed.segment import SealedSegment, SegmentIndex
+from headrace.log.sealed.index import SegmentIndex
+from headrace.log.sealed.segment import SealedSegment
 
 
 @pytest.fixture

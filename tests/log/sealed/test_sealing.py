@@ -13,10 +13,9 @@ from tests.log.content import batch, columns, flat, operations, place, submitted
 from tests.log.test_tail import create, write
 
 from headrace.errors import DamagedError
-from headrace.log.sealed import sealing
-from headrace.log.sealed import segment as sealed
+from headrace.log.sealed import sealing, writing
+from headrace.log.sealed.index import SegmentIndex
 from headrace.log.sealed.sealing import record_batches, seal
-from headrace.log.sealed.segment import SegmentIndex
 from headrace.message import SCHEMA, Batch, messages
 
 
@@ -143,7 +142,7 @@ class TestSeal:
     ) -> None:
         file = create(tmp_path)
         write(file, [batch(1, b"right")])
-        monkeypatch.setattr(sealed, "_unpack", lambda _: batch(1, b"wrong").to_arrow())
+        monkeypatch.setattr(writing, "unpack", lambda _: batch(1, b"wrong").to_arrow())
         with pytest.raises(DamagedError, match="differs from what was written") as caught:
             seal(file, file.path.with_suffix(".arrow"), sync=False)
         assert (caught.value.first, caught.value.last) == (1, 1)

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from tests.log.content import SOAK, batch, columns, entries, flat, operations
 
 from headrace.errors import DamagedError
+from headrace.log.sealed import index
 from headrace.log.sealed import segment as sealed
 from headrace.log.sealed.entries_file import EntriesFile, EntriesWriter
-from headrace.log.sealed.segment import SealedSegment, SegmentEnd, SegmentIndex, write_segment
+from headrace.log.sealed.index import SegmentIndex
+from headrace.log.sealed.segment import SealedSegment
 from headrace.log.sealed.sized_cache import SizedCache
+from headrace.log.sealed.writing import SegmentEnd, write_segment
 from headrace.log.tail import FileHeader
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch
 
@@ -266,8 +269,8 @@ class TestIndex:
     def test_a_count_that_is_not_there_takes_no_memory(self, segment: SealedSegment) -> None:
         path = segment.path.with_suffix(".index")
         data = bytearray(path.read_bytes()[:-4])
-        struct.pack_into("<I", data, sealed._HEAD.size - 4, 1 << 31)
-        path.write_bytes(data + sealed.crc32c(bytes(data)).to_bytes(4, "little"))
+        struct.pack_into("<I", data, index._HEAD.size - 4, 1 << 31)
+        path.write_bytes(data + index.crc32c(bytes(data)).to_bytes(4, "little"))
         with pytest.raises(DamagedError, match="unknown form"):
             SegmentIndex.read(path)
 
@@ -433,7 +436,7 @@ class TestEntries:
 
     def test_those_that_a_repair_lost(self, segment: SealedSegment) -> None:
         segment.entries_path.unlink()
-        replace(segment.index, entries_size=sealed.ENTRIES_LOST).write(
+        replace(segment.index, entries_size=index.ENTRIES_LOST).write(
             segment.path.with_suffix(".index"), sync=False
         )
         again = SealedSegment.open(segment.path)

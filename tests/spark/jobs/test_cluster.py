@@ -20,7 +20,8 @@ from tests.spark.jobs.conftest import Play
 from tests.system.observing import PATIENCE_SECONDS
 
 import headrace
-from headrace.log.sealed.segment import SealedSegment, SegmentIndex
+from headrace.log.sealed.index import SegmentIndex
+from headrace.log.sealed.segment import SealedSegment
 from headrace.message import Message, messages
 from headrace.spark import register
 from headrace.spark.hub_connections import close_links

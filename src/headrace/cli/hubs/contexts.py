@@ -1,4 +1,4 @@
-"""Saved contexts: a hub's URL, the client that one is there and what it trusts, so that nobody types them twice.
+"""Saved contexts: a hub's URL, the user's client id there and the files to trust, so that they are typed once.
 
 They are one file in the user's configuration directory, which nobody else may read. It names files of keys and
 certificates, and holds no secret itself.

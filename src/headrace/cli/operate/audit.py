@@ -1,4 +1,4 @@
-"""``audit``: who was let in, who was refused what, who changed what."""
+"""``audit``: who was admitted, what was refused, what was changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def audit(
     count: Count = 50,
     as_json: Json = False,
 ) -> None:
-    """Print the audit log of a data directory: who was let in, who was refused what, who changed what.
+    """Print the audit log of a data directory: who was admitted, what was refused, what was changed.
 
     The hub need not run. Of what comes often, a few records a minute are kept, and then one that says how many more
     there were.

@@ -75,7 +75,7 @@ def backup(
 
 
 def restore(place: Place, config: Config = None, data: Data = None, as_json: Json = False) -> None:
-    """Begin a log anew from a backup, in an empty data directory.
+    """Restore a log from a backup into an empty data directory.
 
     The hub goes on with the same log, numbers and state, and serves what came before from the archive: start it with
     log.archive=PLACE. The original must not run any more. Its frontends and cluster begin with empty directories.

@@ -33,7 +33,7 @@ def reload(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Have a hub load its settings again: principals, their keys and their rights, and the keys of auth.clients.
+    """Make a hub reload its settings: principals, their keys and rights, and the keys of auth.clients.
 
     A connection whose right is gone is closed; all others go on. Settings that need a restart are named. With --data or
     --config the hub of that data directory is sent SIGHUP, and tells in its log what came of it; otherwise the hub is

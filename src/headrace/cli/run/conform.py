@@ -57,7 +57,7 @@ class AttributeDoor(StrEnum):
 
 
 def conform(
-    protocol: Annotated[Tried, typer.Argument(help="The protocol to try.", show_default=False)],
+    protocol: Annotated[Tried, typer.Argument(help="The protocol to test.", show_default=False)],
     address: Annotated[
         str | None,
         typer.Argument(metavar="HOST:PORT", help="Where the server listens.", show_default=False),
@@ -88,13 +88,13 @@ def conform(
     listing: Annotated[bool, typer.Option("--list", help="List the cases, and run none.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that a server keeps a protocol's document: Headrace's own, or anybody's.
+    """Check that a server follows a protocol's document: Headrace's own, or anybody's.
 
     It sends the documents' frames, golden and hostile, and prints a line for each case: whether the server passed and,
     if it did not, what was sent, what was expected, what came, and the sentence that asks for it.
 
     The cases publish a few messages and take at most two minutes. Run them against a server that may be tested, without
-    authentication. The exit code is 1 if a case failed, or if nobody listens there.
+    authentication. The exit code is 1 if a case failed or nothing listens there.
     """
     from headrace.conform import Basis, cases_of, run_cases
 

@@ -64,11 +64,11 @@ class HubSecond(NamedTuple):
 
 def top(
     url: Annotated[str | None, url_option("http door", "http://127.0.0.1:8470")] = None,
-    count: Annotated[int | None, count_option("End after so many seconds.")] = None,
+    count: Annotated[int | None, count_option("Stop after this many seconds.")] = None,
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a hub does, each second, until Ctrl-C.
+    """Show a hub's activity, second by second, until Ctrl-C.
 
     It shows messages in and out by protocol, the head of the sequence, consumers and how far they are behind, refusals,
     the clients that have or want the most, and the disk.

@@ -67,7 +67,7 @@ class Transport(StrEnum):
 
 def url_option(door: str, default: str) -> Any:
     """Make the option ``--url``."""
-    text = f"The hub's {door}; by default where the settings here have it: {default}."
+    text = f"The hub's {door}; by default the one in the local settings: {default}."
     return typer.Option("--url", "-u", metavar="URL", help=text, rich_help_panel=HUB_PANEL)
 
 
@@ -128,11 +128,15 @@ HubTransport = Annotated[
     ),
 ]
 Count = Annotated[int | None, count_option()]
-JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.")]
-TextLines = Annotated[bool, typer.Option("--text", help="Text, in a pipe too: columns, with tabs.")]
-RawLines = Annotated[bool, typer.Option("--raw", help="Payloads as they are, a line end after each.")]
-FullLines = Annotated[bool, typer.Option("--full", help="On a terminal too, show long payloads whole.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, on a terminal too.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines, even on a terminal.")]
+TextLines = Annotated[
+    bool, typer.Option("--text", help="Print text, even in a pipe: columns separated by tabs.")
+]
+RawLines = Annotated[
+    bool, typer.Option("--raw", help="Print payloads as they are, each followed by a newline.")
+]
+FullLines = Annotated[bool, typer.Option("--full", help="Show long payloads whole, even on a terminal.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, even on a terminal.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

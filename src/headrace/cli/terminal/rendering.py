@@ -12,16 +12,18 @@ import os
 import shutil
 import sys
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from enum import Enum
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 from rich.cells import cell_len, set_cell_size
 
 from headrace.cli.terminal.output import moment, size
+from headrace.cli.terminal.pipes import PipeWriter
 from headrace.errors import UsageError
-from headrace.message import Message
+from headrace.message import Message, messages
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -56,6 +58,24 @@ def choose_format(*, as_json: bool, text: bool, raw: bool) -> LineFormat:
 def line_width(*, full: bool) -> int | None:
     """Return the columns to cut lines to: those of the terminal, which may be resized at any time, if there is one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and not full else None
+
+
+async def print_rows(
+    output: PipeWriter,
+    found: AsyncIterable[pa.RecordBatch],
+    form: LineFormat,
+    *,
+    count: int | None,
+    full: bool,
+) -> None:
+    """Print messages, a line each, until ``count`` of them are."""
+    left = sys.maxsize if count is None else count
+    async for rows in found:
+        some = rows.slice(0, left)
+        await output.write(render_messages(messages(some), form, line_width(full=full)))
+        left -= some.num_rows
+        if not left:
+            break
 
 
 def render(first: int, payloads: Iterable[bytes], form: LineFormat, width: int | None = None) -> bytes:

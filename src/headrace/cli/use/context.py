@@ -20,7 +20,7 @@ from headrace.errors import UsageError
 _MOST_NAME: Final = 64
 
 context = make_group(
-    "Save a hub's URL, who one is there and what is trusted, so that nobody types them twice.",
+    "Save a hub's URL, your client id there and the certificates to trust, so that you type them once.",
     (
         "Save one, and use it from now on:",
         "headrace context add mill tube+tls://hub.example --ca ca.pem",
@@ -36,7 +36,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The context's name.")
     context,
     "add",
     ("With TLS:", "headrace context add mill tube+tls://hub.example --ca ca.pem"),
-    short="Save one.",
+    short="Save a context.",
 )
 def add(
     name: Name,
@@ -86,14 +86,14 @@ def add(
     )
 
 
-@add_command(context, "use", ("", "headrace context use mill"), short="Use one from now on.")
+@add_command(context, "use", ("", "headrace context use mill"), short="Use a context from now on.")
 def use(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The context's name; without one, none is used.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Use a context from now on, in every command that is not told a hub."""
+    """Use a context from now on, in every command that names no hub itself."""
     contexts = load_contexts()
     if name is not None:
         contexts.find(name)
@@ -102,7 +102,7 @@ def use(
     print_result({"current": name}, f"{name} is in use" if name else "no context is in use", as_json=as_json)
 
 
-@add_command(context, "list", ("", "headrace context list"), short="List them.")
+@add_command(context, "list", ("", "headrace context list"), short="List the saved contexts.")
 def list_(as_json: Json = False) -> None:
     """List the saved contexts; the one in use has a star."""
     contexts = load_contexts()
@@ -131,7 +131,7 @@ def list_(as_json: Json = False) -> None:
     console().print(table)
 
 
-@add_command(context, "remove", ("", "headrace context remove mill"), short="Forget one.")
+@add_command(context, "remove", ("", "headrace context remove mill"), short="Forget a context.")
 def remove(name: Name, as_json: Json = False) -> None:
     """Forget a context; the files that it names stay."""
     contexts = load_contexts()

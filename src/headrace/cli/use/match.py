@@ -41,7 +41,7 @@ def match(
     ],
     either: Annotated[
         list[str] | None,
-        typer.Option("--or", metavar="CONDITION", help="Or only this condition. Repeatable."),
+        typer.Option("--or", metavar="CONDITION", help="An alternative: this condition alone. Repeatable."),
     ] = None,
     begin: Annotated[
         str,
@@ -68,8 +68,8 @@ def match(
 ) -> None:
     """Print what a content subscription would have delivered, from the log and, where the hub serves one, its archive.
 
-    Conditions are those of headrace sub --where, and mean the same: the matcher's own code judges them. It ends with
-    the newest message there is when it begins.
+    Conditions are those of headrace sub --where, and mean the same: the matcher's own code judges them. It stops at the
+    message that is newest when it starts.
     """
     from headrace.cli.terminal.attribute_syntax import parse_conditions
     from headrace.cli.terminal.positions import parse_position
@@ -98,17 +98,11 @@ async def _match(
 ) -> None:
     from headrace.cli.terminal.pipes import PipeWriter
     from headrace.cli.terminal.positions import sequence_number
-    from headrace.cli.terminal.rendering import line_width, render_messages
-    from headrace.message import messages
+    from headrace.cli.terminal.rendering import print_rows
 
     output = PipeWriter(sys.stdout.fileno())
-    left = sys.maxsize if count is None else count
     with output.while_read():
         async with hub.link("headrace match") as link:
             first = await sequence_number(link, position)
-            async for rows in link.match(wanted, first, to, json_attributes=json_attributes):
-                some = rows.slice(0, left)
-                await output.write(render_messages(messages(some), form, line_width(full=full)))
-                left -= some.num_rows
-                if not left:
-                    break
+            found = link.match(wanted, first, to, json_attributes=json_attributes)
+            await print_rows(output, found, form, count=count, full=full)

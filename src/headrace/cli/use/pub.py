@@ -109,7 +109,7 @@ def pub(
 
     It ends when the hub has committed them all, and prints their numbers: 42, or 42-47 for the first and the last
     (other publishers' messages may lie between); in a pipe, {"first":42,"last":47}. It reconnects when the connection
-    is lost, and no message is doubled by that. A frontend that stores messages while its upstream hub is away has no
+    is lost, and sends no message twice. A frontend that stores messages while its upstream hub is away has no
     numbers for them yet, and the output says so: {"first":null,"last":null,"kept":1}.
 
     With --door fyrehose, and with --door publisher, nothing is acknowledged: "sent" means that the connection took it.

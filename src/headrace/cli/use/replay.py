@@ -83,7 +83,7 @@ def replay(
 
     Payload, topic and attributes stay; number and time are the other hub's, and the origin is replay. The other hub
     remembers how much of this log it has, so a replay that was interrupted or is repeated goes on from there and
-    doubles nothing. A log is therefore replayed forward only: older messages are left out, and stderr says so. --as
+    duplicates nothing. A log is therefore replayed forward only: older messages are left out, and stderr says so. --as
     replays under another name, which starts from nothing. With --client-id, this is the same client to both hubs.
     """
     if url is not None and data is not None:

@@ -52,7 +52,7 @@ def sql(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", "-d", metavar="DIR", help="Read a data directory's files, beside a hub or without."
+            "--data", "-d", metavar="DIR", help="Read a data directory's files, whether or not its hub runs."
         ),
     ] = None,
     as_of: Annotated[
@@ -65,7 +65,7 @@ def sql(
     as_json: Json = False,
     client_id: ClientId = None,
 ) -> None:
-    """Ask a log in SQL: messages, services, consumers and subscriptions are its tables.
+    """Query a log with SQL: messages, services, consumers and subscriptions are its tables.
 
     The files of a hub's data directory are read in place where they are at hand: those of --data, or else of this
     directory's hub. With --url the hub sends its messages first. stderr says which log the answer is about, and up to

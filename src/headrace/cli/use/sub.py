@@ -98,7 +98,7 @@ def sub(
     ] = False,
     client_id: ClientId = None,
 ) -> None:
-    """Print the hub's messages as they are delivered, in order and without a hole.
+    """Print the hub's messages as they are delivered, in order and without gaps.
 
     It begins with the first message delivered after it has subscribed, or with --from, and runs until --count, Ctrl-C
     or until nobody reads its output. Messages that can no longer be delivered are named on stderr, and make it exit

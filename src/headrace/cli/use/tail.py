@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("Watch:", "headrace tail"),
-    ("What came in the last five minutes, and on:", "headrace tail --from -5m"),
+    ("The last five minutes, and what follows:", "headrace tail --from -5m"),
     ("Some topics only, from the beginning:", "headrace tail --from earliest --topic 'orders/*'"),
     ("Since this morning, for a script:", "headrace tail --from 08:00 --json | jq -r .topic"),
 )
@@ -43,7 +43,8 @@ def tail(
         ),
     ] = "now",
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", metavar="PATTERN", help="Only topics like this.")
+        str | None,
+        typer.Option("--topic", "-t", metavar="PATTERN", help="Only topics that match this pattern."),
     ] = None,
     origins: Annotated[
         list[str] | None,
@@ -90,11 +91,9 @@ async def _follow(
 ) -> None:
     from headrace.cli.terminal.pipes import PipeWriter
     from headrace.cli.terminal.positions import PointInTime, SequenceEnd, sequence_number
-    from headrace.cli.terminal.rendering import line_width, render_messages
-    from headrace.message import messages
+    from headrace.cli.terminal.rendering import print_rows
 
     output = PipeWriter(sys.stdout.fileno())
-    left = sys.maxsize if count is None else count
     with output.while_read():
         async with hub.link("headrace tail") as link:
             from_seq: int | None = None
@@ -105,9 +104,4 @@ async def _follow(
                 from_seq = await sequence_number(link, position)
             stream = link.follow(from_seq, from_time=from_time, topic=topic, origin=origins).batches()
             async with stream:
-                async for rows in stream:
-                    some = rows.slice(0, left)
-                    await output.write(render_messages(messages(some), form, line_width(full=full)))
-                    left -= some.num_rows
-                    if not left:
-                        break
+                await print_rows(output, stream, form, count=count, full=full)

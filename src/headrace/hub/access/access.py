@@ -171,10 +171,3 @@ def forbidden(principal: Principal, action: Action | str, what: str = "") -> Ref
         return RefusedError("forbidden", f"{who} lacks the right admin")
     doing = "use service" if action == Action.SERVICE else str(action)
     return RefusedError("forbidden", f"{who} may not {doing} {what!r}" if what else f"{who} may not {doing}")
-
-
-class NoAudit:
-    """A sink that keeps nothing, for tests and tools."""
-
-    def write(self, kind: AuditKind, record: Mapping[str, Any]) -> None:
-        """Keep nothing."""

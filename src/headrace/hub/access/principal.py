@@ -130,10 +130,6 @@ class Principal:
         visible = self.mask(Action.SERVICE, names) & ~self._denials[Action.READ].mask(names)
         return [bool(shown) for shown in visible]
 
-    def may_change(self, service: str) -> bool:
-        """Whether it may use a service, and is not denied to publish there."""
-        return self.may(Action.SERVICE, service) and not self.denies(Action.PUBLISH, service)
-
     def mask(self, action: Action, topics: pa.Array) -> Mask:
         """Return to which topics of a column it may do an action."""
         return self._tests[action].mask(topics)

@@ -42,7 +42,9 @@ from headrace.log.damage.repair_plan import (
 )
 from headrace.log.files import Descriptor, WriterLock, making, sync_directory, translating, write_whole
 from headrace.log.sealed.entries_file import EntriesWriter
-from headrace.log.sealed.segment import ENTRIES_LOST, SealedSegment, SegmentEnd, write_segment
+from headrace.log.sealed.index import ENTRIES_LOST
+from headrace.log.sealed.segment import SealedSegment
+from headrace.log.sealed.writing import SegmentEnd, write_segment
 from headrace.log.snapshots import snapshot
 from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, read_label, walk
 from headrace.message import Batch

@@ -19,7 +19,8 @@ import pyarrow as pa
 from headrace.log import frame
 from headrace.log.proof.chain import ChainExtension
 from headrace.log.sealed.entries_file import EntriesWriter
-from headrace.log.sealed.segment import SealedSegment, SegmentEnd, write_segment
+from headrace.log.sealed.segment import SealedSegment
+from headrace.log.sealed.writing import SegmentEnd, write_segment
 from headrace.log.tail import TailFile
 from headrace.message import SCHEMA, Batch, Offsets, Run, column_type, envelope_rows
 

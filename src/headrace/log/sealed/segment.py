@@ -14,26 +14,24 @@ for readers that proceed in small steps.
 
 from __future__ import annotations
 
-import mmap
 import os
-import struct
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-from uuid import UUID
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, check_version, making, write_whole
+from headrace.log.files import Descriptor, write_whole
 from headrace.log.frame import times
-from headrace.log.sealed.entries_file import EntriesFile, EntriesWriter
+from headrace.log.sealed.arrow_file import mapped, unpack
+from headrace.log.sealed.bounded_read import BoundedRead
+from headrace.log.sealed.entries_file import EntriesFile
+from headrace.log.sealed.index import SegmentIndex
 from headrace.log.sealed.sized_cache import SizedCache
-from headrace.log.tail import FileHeader
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import (
     TopicChoice,
@@ -45,140 +43,13 @@ from headrace.log.topics.segment_topics import (
 )
 from headrace.message import SCHEMA, Batch, Bytes
 
-_HEAD: Final = struct.Struct("<8s16sQQQQQqQII")
-_MAGIC: Final = b"HRINDEX\x02"
-_BATCH: Final = np.dtype(
-    [
-        ("first", "<u8"),
-        ("count", "<u4"),
-        ("crc", "<u4"),
-        ("offset", "<u8"),
-        ("length", "<u8"),
-        ("first_time", "<i8"),
-        ("last_time", "<i8"),
-    ]
-)
-
-ENTRIES_LOST: Final = (1 << 64) - 1
-"""In place of the size of the file of entries: a repair found it damaged, and kept the messages without it."""
-
 CACHE_BYTES: Final = 32 << 20
 """Unpacked record batches kept in memory, all segments together; and as much of indexes of topics."""
-
-MAX_BATCHES: Final = 1 << 24
-"""More record batches than any segment has: a larger count is damage, not a reason to allocate."""
 
 FIND_BYTES: Final = 16 << 20
 """Packed bytes of record batches that are unpacked for one search, at most: few of their rows may be wanted."""
 
 _SCHEMA_MESSAGE: Final = SCHEMA.serialize().to_pybytes()
-
-_BESIDE: Final = 4
-"""Rows larger than their payloads times this count by a share of their full size."""
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentIndex:
-    """The facts about a sealed segment that need not be read from it."""
-
-    uuid: UUID
-    first_op: int
-    last_op: int
-    first: int
-    last: int
-    """Its messages; ``first - 1`` if it has entries only."""
-    file_size: int
-    last_time: int
-    entries_size: int
-    """Bytes of the file of entries; 0 if there is none, or :data:`ENTRIES_LOST`."""
-    around_crc: int
-    """CRC32C of the file's bytes that belong to no record batch."""
-    batches: npt.NDArray[Any]
-
-    @property
-    def entries_lost(self) -> bool:
-        """Whether there were entries that a repair could not save."""
-        return self.entries_size == ENTRIES_LOST
-
-    def write(self, path: Path, *, sync: bool) -> None:
-        """Write the index, whole or not at all."""
-        head = _HEAD.pack(
-            _MAGIC,
-            self.uuid.bytes,
-            self.first_op,
-            self.last_op,
-            self.first,
-            self.last,
-            self.file_size,
-            self.last_time,
-            self.entries_size,
-            self.around_crc,
-            len(self.batches),
-        )
-        body = head + self.batches.tobytes()
-        write_whole(path, body + crc32c(body).to_bytes(4, "little"), sync=sync)
-
-    @classmethod
-    def read(cls, path: Path) -> SegmentIndex:
-        """Read an index; raise if it is damaged."""
-        data = path.read_bytes()
-        check_version(path, data, b"HRINDEX", 2)
-        if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
-            raise DamagedError(str(path), 0, 1, None, "the index does not match its checksum")
-        magic, uuid, first_op, last_op, first, last, size, time, beside, around, count = _HEAD.unpack_from(
-            data
-        )
-        if magic != _MAGIC or count > MAX_BATCHES or len(data) != _HEAD.size + count * _BATCH.itemsize + 4:
-            raise DamagedError(str(path), 0, 1, None, "the index is of an unknown form")
-        batches = np.frombuffer(data, _BATCH, count, _HEAD.size)
-        return cls(UUID(bytes=uuid), first_op, last_op, first, last, size, time, beside, around, batches)
-
-    @classmethod
-    def rebuild(cls, path: Path, uuid: UUID) -> SegmentIndex:
-        """Make an index for an Arrow file that has lost its own, if the file is readable and its numbers consecutive.
-
-        Without checksums, everything that Arrow can check is checked. Entries that are damaged count as lost; how many
-        there were is not known here.
-        """
-        first_op = int(path.stem)
-        entries, lost = _entries_beside(path)
-        data = _mapped(Descriptor(path, os.O_RDONLY))
-        batches: list[tuple[int, ...]] = []
-        first = expected = entries.header.first if entries else 0
-        time = around = place = 0
-        try:
-            for begin, end, rows in _record_batches(data):
-                rows.validate(full=True)
-                seqs, each = rows.column("seq").to_numpy(), times(rows)
-                if not expected and len(seqs):
-                    first = expected = int(seqs[0])
-                if not np.array_equal(seqs, np.arange(expected, expected + len(seqs))) or not len(seqs):
-                    raise DamagedError(str(path), begin, expected, None, "sequence numbers do not follow")
-                if np.any(each[1:] < each[:-1]) or each[0] < time:
-                    raise DamagedError(str(path), begin, expected, None, "times decrease")
-                crc = crc32c(data[begin:end])
-                batches.append((expected, len(seqs), crc, begin, end - begin, int(each[0]), int(each[-1])))
-                around = crc32c(data[place:begin], around)
-                place, expected, time = end, expected + len(seqs), int(each[-1])
-        except (pa.ArrowException, OSError, EOFError) as error:
-            raise DamagedError(str(path), place, expected, None, f"Arrow cannot read it ({error})") from error
-        if not expected:
-            raise DamagedError(
-                str(path), 0, 1, None, "there is no record batch in it, and no entry beside it"
-            )
-        count, size = (entries.count, entries.size) if entries else (0, ENTRIES_LOST if lost else 0)
-        return cls(
-            uuid,
-            first_op,
-            first_op + expected - first - 1 + count,
-            first,
-            expected - 1,
-            len(data),
-            max(time, entries.last_time) if entries else time,
-            size,
-            crc32c(data[place:], around),
-            np.array(batches, _BATCH),
-        )
 
 
 class SealedSegment:
@@ -246,7 +117,7 @@ class SealedSegment:
         """Record batch ``number``, checked."""
         rows = _rows_cache.get((self, number))
         if rows is None:
-            rows = _unpack(self.message(number))
+            rows = unpack(self.message(number))
             _rows_cache.put((self, number), rows, rows.get_total_buffer_size())
         return rows
 
@@ -265,30 +136,13 @@ class SealedSegment:
     def read(self, first: int, last: int, max_bytes: int = 1 << 20) -> list[Batch]:
         """Messages from ``first`` on, up to ``last`` or about ``max_bytes``, at least one."""
         number = int(np.searchsorted(self._firsts, first, side="right")) - 1
-        batches: list[Batch] = []
-        taken = 0
-        while (
-            number < len(self._firsts) and self._firsts[number] <= last and (taken < max_bytes or not batches)
-        ):
-            rows = self.rows(number)
-            start = int(self._firsts[number])
-            begin = max(first - start, 0)
-            end = min(last - start + 1, rows.num_rows)
-            batch = Batch.over(rows).slice(begin, end)
-            room = max_bytes - taken
-            # If the rest of the envelope is much larger than the payloads, its share counts.
-            size = max(batch.run.size, rows.nbytes * len(batch) // rows.num_rows // _BESIDE)
-            if size > room:
-                edges = batch.run.offsets
-                fit = int(np.searchsorted(edges, int(edges[0]) + room, side="right")) - 1
-                fit = min(fit, len(batch) * room // size)
-                if fit or not batches:
-                    batches.append(batch.slice(0, max(fit, 1)))
-                break
-            batches.append(batch)
-            taken += size
+        found = BoundedRead(max_bytes)
+        while number < len(self._firsts) and self._firsts[number] <= last and found.has_room:
+            rows, start = self.rows(number), int(self._firsts[number])
+            begin, end = max(first - start, 0), min(last - start + 1, rows.num_rows)
+            found.add(Batch.over(rows).slice(begin, end), rows)
             number += 1
-        return batches
+        return found.batches
 
     def find(self, first: int, last: int, topics: TopicChoice | None, max_bytes: int = 1 << 20) -> Found:
         """Messages from ``first`` on that may be of chosen topics; what cannot be is skipped unread."""
@@ -359,7 +213,7 @@ class SealedSegment:
     def _made_topics(self) -> bytes:
         builder, data = TopicIndexBuilder(), self._map()
         for number in range(len(self.index.batches)):
-            builder.add(_unpack(self._checked(data, number)).column("topic"))
+            builder.add(unpack(self._checked(data, number)).column("topic"))
         return builder.finish(self.index.batches)
 
     def read_ops(self, first: int, last: int, max_bytes: int = 1 << 20) -> list[Batch]:
@@ -429,7 +283,7 @@ class SealedSegment:
             place = end
             following = expected + int(entry["count"])
             try:
-                rows = _unpack(self._checked(data, number))
+                rows = unpack(self._checked(data, number))
             except DamagedError as damage:
                 yield number, damage
             else:
@@ -480,7 +334,7 @@ class SealedSegment:
 
     def salvage(self, number: int) -> pa.RecordBatch:
         """Record batch ``number``, checked, of a damaged file."""
-        return _unpack(self._checked(self._map(whole=False), number))
+        return unpack(self._checked(self._map(whole=False), number))
 
     def _checked(self, data: Bytes, number: int) -> Bytes:
         entry = self.index.batches[number]
@@ -497,7 +351,7 @@ class SealedSegment:
         size = os.fstat(descriptor.fd).st_size
         if whole and size != self.index.file_size:
             raise self._resized(size)
-        return _mapped(descriptor)
+        return mapped(descriptor)
 
     def _resized(self, size: int) -> DamagedError:
         written = self.index.file_size
@@ -510,130 +364,3 @@ class SealedSegment:
 
 _rows_cache: Final[SizedCache[tuple[SealedSegment, int], pa.RecordBatch]] = SizedCache(CACHE_BYTES)
 _topics_cache: Final[SizedCache[SealedSegment, TopicIndex]] = SizedCache(CACHE_BYTES)
-
-
-def write_segment(
-    path: Path,
-    header: FileHeader,
-    batches: Iterable[pa.RecordBatch],
-    entries: EntriesWriter,
-    ends: SegmentEnd,
-    *,
-    sync: bool,
-) -> SealedSegment:
-    """Write record batches (in order, not empty) as ``path`` and its index; both appear whole or not at all.
-
-    ``header`` is that of the tail they come from; while ``batches`` are made, ``entries`` is given those of the tail.
-    Each record batch is read back and compared. The Arrow file is renamed into place last, so that no ``N.arrow`` is
-    ever without its index and entries.
-    """
-    schema = SCHEMA.with_metadata({b"headrace.log": str(header.uuid).encode()})
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    written: list[tuple[int, ...]] = []
-    topics = TopicIndexBuilder()
-    with making(path) as unfinished:
-        begin = around = 0
-        with (
-            pa.OSFile(str(unfinished), "wb") as file,
-            pa.ipc.new_file(file, schema, options=options) as writer,
-        ):
-            descriptor = Descriptor(unfinished, os.O_RDONLY)
-            for rows in batches:
-                writer.write_batch(rows)
-                end = file.tell()
-                if not written:
-                    # Together with the first batch, the writer puts magic and schema before it.
-                    begin = _schema_end(descriptor.fd)
-                    around = crc32c(os.pread(descriptor.fd, begin, 0))
-                message = os.pread(descriptor.fd, end - begin, begin)
-                first, each = rows.column("seq")[0].as_py(), times(rows)
-                if not _same(rows, _unpack(message)):
-                    last = first + rows.num_rows - 1
-                    reason = "the sealed record batch differs from what was written"
-                    raise DamagedError(str(unfinished), begin, first, last, reason)
-                size, crc = end - begin, crc32c(message)
-                written.append((first, rows.num_rows, crc, begin, size, int(each[0]), int(each[-1])))
-                topics.add(rows.column("topic"))
-                begin = end
-        if sync:
-            os.fsync(descriptor.fd)
-        size = os.fstat(descriptor.fd).st_size
-        around = crc32c(os.pread(descriptor.fd, size - begin, begin), around)
-        entries.finish(sync=sync)
-        index = SegmentIndex(
-            header.uuid,
-            header.op,
-            ends.op,
-            header.first,
-            ends.seq,
-            size,
-            ends.time,
-            entries.size,
-            around,
-            np.array(written, _BATCH),
-        )
-        # Not synced: if it is lost or torn it is written again.
-        found = topics.finish(index.batches)
-        write_whole(path.with_suffix(".topics"), found, sync=False)
-        index.write(path.with_suffix(".index"), sync=sync)
-        unfinished.rename(path)
-    segment = SealedSegment(path, index)
-    segment.topics_size = len(found)
-    return segment
-
-
-class SegmentEnd(NamedTuple):
-    """Where a segment ends: its last operation, its last message (or the one before it) and the last time."""
-
-    op: int
-    seq: int
-    time: int
-
-
-def _entries_beside(path: Path) -> tuple[EntriesFile | None, bool]:
-    """The entries beside a segment, and whether there are any that cannot be read."""
-    try:
-        return EntriesFile(path.with_suffix(".entries")), False
-    except DamagedError:
-        return None, True
-    except FileNotFoundError:
-        return None, False
-
-
-def _unpack(message: Bytes | bytes) -> pa.RecordBatch:
-    """Unpack bytes whose CRC was checked."""
-    return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), SCHEMA)
-
-
-def _same(rows: pa.RecordBatch, others: pa.RecordBatch) -> bool:
-    # To Arrow a NaN differs from itself, so compare the bytes.
-    return bool(rows.equals(others) or rows.serialize().equals(others.serialize()))
-
-
-def _record_batches(data: Bytes) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Yield the position of each record batch of an Arrow file, and the batch, without an index.
-
-    After the magic, a file is a stream of messages; its footer must count as many record batches.
-    """
-    whole = pa.ipc.open_file(pa.py_buffer(data))
-    if not whole.schema.equals(SCHEMA):
-        raise pa.ArrowInvalid("it is in another schema")
-    source = pa.BufferReader(pa.py_buffer(data))
-    source.seek(8)
-    pa.ipc.read_message(source)
-    for _ in range(whole.num_record_batches):
-        begin = source.tell()
-        message = pa.ipc.read_message(source)
-        yield begin, source.tell(), pa.ipc.read_record_batch(message, SCHEMA)
-
-
-def _mapped(descriptor: Descriptor) -> Bytes:
-    if not os.fstat(descriptor.fd).st_size:
-        return np.zeros(0, np.uint8)
-    return np.frombuffer(mmap.mmap(descriptor.fd, 0, access=mmap.ACCESS_READ), np.uint8)
-
-
-def _schema_end(fd: int) -> int:
-    """Where the first record batch begins: after ``ARROW1`` (padded to 8) and the encapsulated schema message."""
-    _, metadata = struct.unpack("<II", os.pread(fd, 8, 8))
-    return 16 + int(metadata)

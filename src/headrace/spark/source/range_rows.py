@@ -20,7 +20,8 @@ import pyarrow as pa
 from headrace.errors import HeadraceError, LostRangeError, TrimmedError, UsageError
 from headrace.hub.filtered_read import read_passing
 from headrace.hub.filters import Filter
-from headrace.log.sealed.segment import SealedSegment, SegmentIndex
+from headrace.log.sealed.index import SegmentIndex
+from headrace.log.sealed.segment import SealedSegment
 from headrace.spark.hub_connections import link, wait_for_head
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.archived_rows import archived_rows

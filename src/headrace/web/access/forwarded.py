@@ -38,7 +38,7 @@ def origin_of(headers: Sequence[str], peer: str, proxies: Container[str]) -> str
 
 
 def came_by_tls(headers: Sequence[str], peer: str, proxies: Container[str]) -> bool:
-    """Whether a proxy of ours, ``peer``, got a request by TLS from whoever is none of ours.
+    """Whether a proxy of ours, ``peer``, got a request by TLS from a client of its own.
 
     >>> came_by_tls(["for=203.0.113.7;proto=https"], "10.0.0.1", ["10.0.0.1"])
     True

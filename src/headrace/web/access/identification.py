@@ -1,6 +1,6 @@
 """Who makes a request of the http door: by bearer token, client id and key, session, or certificate.
 
-A proof that is given must be right: a wrong one makes nobody of who gave it, whatever else would speak for them. Wrong
+A proof that is given must be right: with a wrong one the request has no principal, whatever else it shows. Wrong
 ones are slowed like those at the other doors (:mod:`headrace.hub.access.login_attempts`).
 """
 

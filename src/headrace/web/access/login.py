@@ -1,4 +1,4 @@
-"""Logging in and out of the dashboard, and ``/api/me``: who one is, and what one may do.
+"""Logging in and out of the dashboard, and ``/api/me``: who the user is and what they may do.
 
 ``POST /login`` with a client id and its key, or a bearer token, begins a session and sets its cookie: not readable by
 scripts, sent by this site's pages only, and under TLS by TLS only. Requests that change something also need the header

@@ -59,7 +59,7 @@ def check_path(access: AccessControl, request: web.Request) -> None:
 
 
 def check(access: AccessControl, request: web.Request, action: Action, what: str = "") -> None:
-    """Refuse a request unless its principal may do an action to what has this name."""
+    """Refuse a request unless its principal may do this action on this name."""
     principal = principal_of(request)
     if not access.may(principal, action, DOOR, what, str(request.remote)):
         raise refusal(web.HTTPForbidden, forbidden(principal, action, what).reason)

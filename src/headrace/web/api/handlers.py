@@ -18,17 +18,17 @@ from headrace.errors import FullError, LimitError, StorageError, UsageError
 from headrace.hub.access.principal import Action
 from headrace.hub.filters import Filter
 from headrace.hub.routing.local_matcher import clients_of
-from headrace.message import MAX_SEQUENCE, Batch, Run, envelope_rows, map_column
+from headrace.message import MAX_SEQUENCE, Batch
 from headrace.net.server.process import Server
 from headrace.net.server.status.report import measured
 from headrace.net.server.status.shown_facts import shown_to
-from headrace.protocols import HTTP
 from headrace.web.access.rights import check, principal_of
-from headrace.web.answers import COMMIT_SECONDS, as_json, commit_seconds, number_in, published
+from headrace.web.answers import COMMIT_SECONDS, as_json, number_in, published
 from headrace.web.api import messages
 from headrace.web.api.history import History, Levels, Sample, jobs_from, measured_from
 from headrace.web.events import NextValue
 from headrace.web.log_reading import in_thread
+from headrace.web.publishing import committed, message_batch
 from headrace.web.refusals import refusal
 from headrace.web.search import Search, SearchBackward, SearchForward
 from headrace.web.stream_holder import HeldStreams
@@ -37,9 +37,6 @@ from headrace.wire.sdk.predicate import Between, Equals, Predicate
 logger = logging.getLogger("headrace")
 
 T = TypeVar("T")
-
-ORIGIN: Final = HTTP
-"""The origin of messages that the dashboard publishes."""
 
 SAMPLE_SECONDS: Final = 1.0
 KEEP_SAMPLES: Final = 30
@@ -202,7 +199,7 @@ class Api:
             raise refusal(
                 web.HTTPUnprocessableEntity, f"{len(payload)} bytes: {most} is limits.message_bytes"
             )
-        result = await committed(self._server, _batch(wanted, payload, str(request.remote)))
+        result = await committed(self._server, _batch(request, wanted, payload))
         return failed(result) if isinstance(result, StorageError) else published(result)
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
@@ -234,7 +231,7 @@ class Api:
     async def _try(self, request: web.Request) -> web.Response:
         wanted, payload = await _publication(request)
         log, matching = self._server.hub.log, self._server.routing.matching
-        batch = _batch(wanted, payload, str(request.remote)).numbered(0, log.tail + 1, log.last_time, 0)
+        batch = _batch(request, wanted, payload).numbered(0, log.tail + 1, log.last_time, 0)
 
         def match() -> list[str]:
             return [
@@ -265,23 +262,6 @@ class Api:
             if request.transport is None or request.transport.is_closing():
                 raise refusal(web.HTTPServiceUnavailable, "the client has gone")
         return messages.SearchResult.of(search)
-
-
-async def committed(server: Server, batch: Batch) -> Batch | StorageError:
-    """Submit a batch, and wait until it is committed or refused."""
-    outcome: asyncio.Future[Batch | StorageError] = asyncio.get_running_loop().create_future()
-
-    def done(result: Batch | StorageError) -> None:
-        if not outcome.done():
-            outcome.set_result(result)
-
-    server.hub.submit(batch, done)
-    try:
-        async with asyncio.timeout(seconds := commit_seconds(server)):
-            return await outcome
-    except TimeoutError:
-        late = f"not committed within {seconds:g} s; it may still be"
-        raise refusal(web.HTTPGatewayTimeout, late) from None
 
 
 def failed(error: StorageError) -> web.Response:
@@ -334,11 +314,7 @@ async def _publication(request: web.Request) -> tuple[Publication, bytes]:
         raise refusal(web.HTTPBadRequest, f"not a message: {error}") from None
 
 
-def _batch(wanted: Publication, payload: bytes, peer: str) -> Batch:
+def _batch(request: web.Request, wanted: Publication, payload: bytes) -> Batch:
     texts = {name: value for name, value in wanted.attributes.items() if isinstance(value, str)}
     numbers = {name: float(value) for name, value in wanted.attributes.items() if not isinstance(value, str)}
-    columns = None
-    if texts or numbers:
-        maps = {"attributes": map_column("attributes", [texts]), "numbers": map_column("numbers", [numbers])}
-        columns = envelope_rows(maps)
-    return Batch(Run.of([payload]), origin=ORIGIN, publisher=peer, topic=wanted.topic, columns=columns)
+    return message_batch(request, wanted.topic, payload, texts, numbers)

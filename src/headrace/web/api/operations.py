@@ -22,13 +22,13 @@ from headrace.hub.consumers.cursors import ADDED, Consumer
 from headrace.hub.filters import Filter
 from headrace.hub.topic_test import TopicTest
 from headrace.log import Log
-from headrace.message import Batch, Run, envelope_rows, map_column, merge
+from headrace.message import Batch, merge
 from headrace.net.server.process import Server
-from headrace.protocols import HTTP
 from headrace.web.access.rights import DOOR, check, principal_of
 from headrace.web.answers import as_json, published
-from headrace.web.api.handlers import committed, failed
+from headrace.web.api.handlers import failed
 from headrace.web.log_reading import in_thread
+from headrace.web.publishing import committed, message_batch
 from headrace.web.refusals import refusal
 
 _CONSUMERS: Final = 500
@@ -150,17 +150,8 @@ class Operations:
         if letter is None or letter.attributes.get("dead.consumer") != consumer.name:
             raise refusal(web.HTTPConflict, f"message {asked.seq} is no dead letter of {consumer.name}")
         attributes = {name: value for name, value in letter.attributes.items() if name not in ADDED}
-        columns = {
-            "attributes": map_column("attributes", [attributes]),
-            "numbers": map_column("numbers", [dict(letter.numbers)]),
-        }
-        again = Batch(
-            Run.of([letter.payload]),
-            origin=HTTP,
-            publisher=str(request.remote),
-            topic=letter.attributes.get("dead.topic", ""),
-            columns=envelope_rows(columns),
-        )
+        topic = letter.attributes.get("dead.topic", "")
+        again = message_batch(request, topic, letter.payload, attributes, letter.numbers)
         result = await committed(self._server, again)
         return failed(result) if isinstance(result, StorageError) else published(result)
 

@@ -1,7 +1,7 @@
 """``POST /api/sql``: a query over the log for the dashboard, read-only and bounded.
 
 Each query has a process of its own (:mod:`headrace.client.sql.worker`), which is ended when it takes too long; few run
-at a time. Whoever may read every message may ask about ``messages``; the state's tables need ``admin``.
+at a time. Reading ``messages`` needs the right to read every message; the state's tables need ``admin``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SqlHandlers:
 
 
 async def _answered(question: bytes) -> bytes:
-    """Have a process answer; it ends with this task."""
+    """Let a process answer; it ends with this task."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headrace.client.sql.worker"),
         stdin=asyncio.subprocess.PIPE,

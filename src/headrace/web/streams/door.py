@@ -33,13 +33,13 @@ from headrace.hub.streams.stream import (
     media_type,
 )
 from headrace.hub.streams.streams import PRODUCER_BYTES, STREAM_BYTES, Appended
-from headrace.message import Batch, Run, envelope_rows, map_column
+from headrace.message import Batch
 from headrace.net.server.process import Server
-from headrace.protocols import HTTP
 from headrace.web.access.cross_origin import ATTRIBUTE
 from headrace.web.access.rights import check, principal_of
-from headrace.web.answers import commit_seconds, published
+from headrace.web.answers import published
 from headrace.web.events import count_sent
+from headrace.web.publishing import committed, message_batch
 from headrace.web.refusals import refusal
 from headrace.web.stream_holder import held
 from headrace.web.streams.bodies import NO_JSON, event_lines, is_encoded, joined, json_values
@@ -335,17 +335,11 @@ class StreamDoor:
         most = self._server.settings.limits.message_bytes
         if len(body) > most:
             raise web.HTTPRequestEntityTooLarge(most, len(body))
-        columns = None
-        if attributes:
-            if len(attributes) > (limit := self._server.settings.limits.attributes):
-                raise bad(f"a message has at most {limit} attributes")
-            texts, numbers = _sorted(attributes)
-            maps = {
-                "attributes": map_column("attributes", [texts]),
-                "numbers": map_column("numbers", [numbers]),
-            }
-            columns = envelope_rows(maps)
-        return Batch(Run.of([body]), origin=HTTP, publisher=str(request.remote), topic=topic, columns=columns)
+        if not attributes:
+            return message_batch(request, topic, body)
+        if len(attributes) > (limit := self._server.settings.limits.attributes):
+            raise bad(f"a message has at most {limit} attributes")
+        return message_batch(request, topic, body, *_sorted(attributes))
 
     # Reading
 
@@ -515,20 +509,10 @@ class StreamDoor:
 
     async def _commit(self, batches: Sequence[Batch]) -> Batch:
         """Append batches together, one or more; return the last of them as it was committed, or kept."""
-        outcomes = [asyncio.get_running_loop().create_future() for _ in batches]
-        for place, batch in enumerate(batches):
-            self._server.hub.submit(batch, _setter(outcomes[place]), tied=place + 1 < len(batches))
-        try:
-            async with asyncio.timeout(seconds := commit_seconds(self._server)):
-                results = await asyncio.gather(*outcomes)
-        except TimeoutError:
-            late = f"not committed within {seconds:g} s; it may still be"
-            raise refusal(web.HTTPGatewayTimeout, late) from None
-        for result in results:
-            if isinstance(result, StorageError):
-                raise problem(507 if isinstance(result, FullError) else 503, str(result))
-        last: Batch = results[-1]
-        return last
+        result = await committed(self._server, *batches)
+        if isinstance(result, StorageError):
+            raise problem(507 if isinstance(result, FullError) else 503, str(result))
+        return result
 
 
 def _event_text(shape: Shape, page: Page, closed: bool, cursor: str) -> str:
@@ -566,14 +550,6 @@ def _sorted(attributes: dict[str, str]) -> tuple[dict[str, str], dict[str, float
         else:
             numbers[name] = number
     return texts, numbers
-
-
-def _setter(outcome: asyncio.Future[Batch | StorageError]) -> Any:
-    def done(result: Batch | StorageError) -> None:
-        if not outcome.done():
-            outcome.set_result(result)
-
-    return done
 
 
 def _now() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,16 @@ MAX_TOPIC: Final = 1024
 
 _WHOLE: Final = re.compile(r"0|[1-9]\d{0,15}", re.ASCII)
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+_PROBLEMS: Final[dict[int, type[web.HTTPError]]] = {
+    403: web.HTTPForbidden,
+    404: web.HTTPNotFound,
+    409: web.HTTPConflict,
+    410: web.HTTPGone,
+    503: web.HTTPServiceUnavailable,
+    507: web.HTTPInsufficientStorage,
+}
 
 
 def bad(why: str) -> web.HTTPError:
@@ -156,15 +167,6 @@ def _moment(text: str) -> int:
         raise bad(f"Stream-Expires-At: {text}: expected a time as in RFC 3339") from None
 
 
-def problem(status: int, why: str, headers: dict[str, str] | None = None) -> web.HTTPException:
-    """Make an error answer of any status, with its reason in JSON."""
-    kinds: dict[int, type[web.HTTPException]] = {
-        403: web.HTTPForbidden,
-        404: web.HTTPNotFound,
-        409: web.HTTPConflict,
-        410: web.HTTPGone,
-        503: web.HTTPServiceUnavailable,
-        507: web.HTTPInsufficientStorage,
-    }
-    text = msgspec.json.encode({"error": why.encode(errors="replace").decode()}).decode()
-    return kinds[status](text=text, content_type="application/json", headers=headers)
+def problem(status: int, why: str, headers: Mapping[str, str] | None = None) -> web.HTTPError:
+    """Make an error answer of one of the statuses that the protocol names."""
+    return refusal(_PROBLEMS[status], why, headers)

@@ -1,4 +1,4 @@
-"""A certificate authority in a directory: what it takes to try TLS, or to run it where no other authority is."""
+"""A certificate authority in a directory: enough to try TLS, or to run it where there is no other authority."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ Servers = Annotated[
     typer.Option(
         "--servers",
         metavar="HOST:PORT[,HOST:PORT]...",
-        help="The hubs' tube_tcp doors; by default where the settings here have it: 127.0.0.1:8081.",
+        help="The hubs' tube_tcp doors; by default the one in the local settings: 127.0.0.1:8081.",
         rich_help_panel=HUB_PANEL,
     ),
 ]

@@ -45,7 +45,7 @@ def demo(
     every message that Spark counted.
 
     On a terminal it is a live picture; in a pipe, or with --json, a line of JSON for each event: started, alert,
-    progress (each second) and summary. Without PySpark or a Java it runs without Spark, and says so. A default port
+    progress (each second) and summary. Without PySpark or Java it runs without Spark, and says so. A default port
     that is taken is replaced by a free one. Ctrl-C stops everything, at any time.
 
     The exit code is 0 if all was well, 1 if something was missing at the end, 130 after Ctrl-C.
