@@ -86,6 +86,20 @@ async def test_one_that_fails_late_is_refused(log: Log, monkeypatch: pytest.Monk
         assert disk.slow
 
 
+async def test_a_frontend_awaits_an_append_that_ends_late(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        disk = LogDisk(log, threads, LateWriter())
+        await disk.appended([Batch(Run.one(b"x"), origin="test").numbered(0, 1, 1, 7)])
+        assert log.tail == 1
+
+        def fails(_: object) -> None:
+            raise StorageError("the disk is on fire")
+
+        monkeypatch.setattr(log, "append", fails)
+        with pytest.raises(StorageError, match="on fire"):
+            await disk.appended([Batch(Run.one(b"y"), origin="test").numbered(0, 2, 2, 7)])
+
+
 @pytest.mark.parametrize("commits", ["at once", "after a sync"])
 async def test_what_is_written_while_a_sync_fails_is_refused(log: Log, commits: str) -> None:
     """Nobody would answer its publisher any more, or somebody would acknowledge it."""
