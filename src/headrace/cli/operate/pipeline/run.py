@@ -262,8 +262,10 @@ def stop_on_signals(pipeline: Pipeline, *, watched: bool = False) -> None:
             signal.signal(each, signal.SIG_DFL)
         pipeline.stop()
         if watched and pipeline.starting:
-            # Py4J, which waits for the JVM, would log the interruption as an error, with a traceback.
+            # Py4J, which waits for the JVM, logs the interruption as an error, with a traceback: partly by a logger of
+            # its own, partly by the root logger itself, whose filters do not apply to what our loggers pass up.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
+            logging.getLogger().addFilter(lambda _: False)
             raise KeyboardInterrupt
 
     for each in signals:
