@@ -330,3 +330,29 @@ def test_a_commit_that_is_too_large_for_one_parcel_is_committed_whole(
     assert log.tied_after(0) == [(1, 1), (2, 2)]
     hub.committed(log.tail_op)
     assert told == [Published(1, 2, op=3)]
+
+
+def test_a_node_that_becomes_primary_takes_the_commit_that_it_has_relayed(
+    log: Log, door: Door, tmp_path: Path
+) -> None:
+    """It waited for itself: the commit was under way here, at the primary that was asked."""
+    queries = Queries()
+    hub = make(log, door, queries)
+    commits = StagedCommits(hub, queries, Staging(tmp_path / "stages"))
+    relayed: list[WhenPublished] = []
+
+    class Primary(Elsewhere):
+        def commit(
+            self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
+        ) -> None:
+            relayed.append(reply)
+
+    hub.give_way(Primary())
+    told: list[object] = []
+    commits.begin("q", 1, (), lambda: None, Commit(token=7))
+    commits.append("q", 1, [batch(b"a")], (), told.append, Commit(token=7))
+    hub.take_over()
+    commits.take("q", 1, [batch(b"a")], relayed[0], Commit(token=7))
+    hub.turn(1)
+    hub.committed(log.tail_op)
+    assert told == [Published(1, 1, op=2)]

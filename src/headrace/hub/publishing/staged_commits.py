@@ -44,6 +44,8 @@ class StagedCommits:
         self._queries = queries
         self._staging = staging
         self._under_way: dict[str, list[Callable[[], None]]] = {}
+        self._relayed: dict[str, list[Callable[[], None]]] = {}
+        """Commits that another hub was asked for: if this one becomes the primary, it takes them itself."""
         self._answered: dict[tuple[str, int, int], None] = {}
         """Commits, by query, batch and token, that were found to be repeats: their stages are gone."""
         self.discard: Callable[[Sequence[StagedPiece]], object] = remove_all
@@ -61,9 +63,10 @@ class StagedCommits:
             if known.is_of(terms.token, some=bool(names)) or (query, batch, terms.token) in self._answered:
                 return self._place(known)
             return Load(self._staging.pick(query, batch, names), known)
-        if query in self._under_way:
-            self._under_way[query].append(again)
-            return None
+        for waiting in (self._under_way, self._relayed):
+            if query in waiting:
+                waiting[query].append(again)
+                return None
         pieces = self._staging.pick(query, batch, names)
         self._under_way[query] = []
         return Load(pieces)
@@ -138,6 +141,7 @@ class StagedCommits:
     ) -> None:
         """Append a commit's rows and its mark; ``reply`` gets their place, or the error."""
         if self._hub.sequencer is not None:
+            self._relayed[query] = self._under_way.pop(query, [])
             committed = partial(self._committed, query, batch, terms.token, names, reply)
             self._hub.sequencer.commit(query, batch, rows, committed, terms)
             return
@@ -168,7 +172,8 @@ class StagedCommits:
         reply(result)
         if isinstance(result, Published):
             self.answered(query, batch, token, names)
-        self.give_up(query)
+        for again in self._relayed.pop(query, ()):
+            again()
 
     def _clear(self, query: str, batch: int, names: Sequence[str]) -> None:
         """Give back what a batch that is in the log no longer needs."""
