@@ -11,6 +11,7 @@ People and programs read the same facts in two forms: text on a terminal, JSON i
 go to stdout; errors, questions and progress go to stderr.
 """
 
+import contextlib
 import os
 import sys
 
@@ -31,7 +32,9 @@ def main() -> None:
         ):
             # The hub has closed everything. What is left is to take down Arrow and numba with their threads, which
             # on a busy machine has crashed: a hub that stopped well would report a signal.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                # On a full disk a last line is lost, and the hub has stopped well all the same.
+                with contextlib.suppress(OSError):
+                    stream.flush()
             os._exit(ending.code)
         raise

@@ -16,7 +16,6 @@ from headrace.client.link.replay import ReplayTarget, picks
 from headrace.config import Address
 from headrace.message import SCHEMA, Batch, Run
 from headrace.net.server.process import Server
-from headrace.wire.link.requests import PassRequest
 
 NAME = "replay of some"
 
@@ -94,18 +93,18 @@ async def test_a_request_that_goes_out_twice_is_taken_once(
     server: Server, there: ReplayTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door: Any = server._doors[-1]
-    table = door.operations._table
-    take = table[PassRequest]
+    publishing = door.operations.publishing
+    take = publishing.pass_on
     broken = False
 
-    def break_behind(connection: Any, request: Any, body: Any) -> None:
+    def break_after(request: Any, body: Any, reply: Any) -> None:
         nonlocal broken
-        take(connection, request, body)
+        take(request, body, reply)
         if not broken:
             broken = True
             break_tubes(server)
 
-    monkeypatch.setitem(table, PassRequest, break_behind)
+    monkeypatch.setattr(publishing, "pass_on", break_after)
     assert await there.known(NAME) is None
     assert await there.append_picked(NAME, picked(2, 4)) == (1, 2)
     await there.append_picked(NAME, picked(6))

@@ -101,7 +101,7 @@ async def test_no_more_than_a_window_is_under_way(
     door: Any = server._doors[-1]
     waiting: list[Any] = []
     monkeypatch.setitem(
-        door.operations._table, headrace.wire.link.requests.StageRequest, lambda *asked: waiting.append(asked)
+        door.operations.table, headrace.wire.link.requests.StageRequest, lambda *asked: waiting.append(asked)
     )
     stager = Stager(link, "q", 0, 0, window=5000)
     adding = asyncio.ensure_future(stager.add(rows(bytes(3000))))

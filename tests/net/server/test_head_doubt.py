@@ -97,3 +97,33 @@ async def test_readers_by_http_are_told_to_come_again(server: Server) -> None:
         assert (await http.post("/v1/publish/t", data=b"y")).status < 300
         know(server)
         assert (await http.get("/v1/stream/t")).status == 200
+
+
+async def test_a_follow_that_was_cancelled_while_it_waited_does_not_begin(
+    server: Server, peer: LinkPeer
+) -> None:
+    doubt(server)
+    await peer.say(op="follow", id=1)
+    await peer.say(op="cancel", id=1)
+    assert (await peer.ask(op="status", id=2))["ok"]
+    know(server)
+    while "ok" not in (answer := (await peer.hear())[0]):
+        assert answer == {"id": 1, "event": "at", "seq": 0}
+    assert answer == {"id": 1, "ok": True, "cancelled": True}
+    # The id is free again, and its next stream is not cancelled.
+    assert (await peer.ask(op="follow", id=1))["event"] == "at"
+    assert (await peer.ask(rows(b"x", topic="t"), op="publish", id=2))["event"] == "rows"
+
+
+async def test_a_change_that_waited_is_told_to_the_audit_log_once(
+    server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(server.access, "changed", lambda *facts: told.append(facts[3]))
+    doubt(server)
+    await peer.say(op="services", id=1, service="s", action="create")
+    assert (await peer.ask(op="status", id=2))["ok"]
+    assert told == []
+    know(server)
+    assert (await peer.hear())[0]["ok"]
+    assert told == ["create service"]

@@ -103,6 +103,8 @@ class LinkConnection:
         self._challenge: str | None = None
         """What the client has been given to sign."""
         self._open: set[int] = set()
+        self._cancelled: set[int] = set()
+        """Open requests whose streams are to end as soon as they begin."""
         self._streams: dict[int, LinkStream] = {}
         self._uncommitted = 0
         self._reading = True
@@ -201,7 +203,7 @@ class LinkConnection:
 
     def answer(self, request_id: int, body: Buffer | None = None, /, **members: Any) -> None:
         """Answer a request that is done."""
-        self._open.discard(request_id)
+        self._close(request_id)
         try:
             self._send({"id": request_id, "ok": True, **members}, body)
         except LimitError as error:
@@ -210,7 +212,7 @@ class LinkConnection:
 
     def fail(self, request_id: int, error: HeadraceError) -> None:
         """Answer a request that is refused, and count it."""
-        self._open.discard(request_id)
+        self._close(request_id)
         head = _refusal(request_id, error)
         if head["error"] != "stopping":
             self.refuse(head["error"], error)
@@ -245,7 +247,11 @@ class LinkConnection:
             asyncio.get_running_loop().call_soon(self.hang_up)
 
     def stream(self, stream: LinkStream) -> None:
-        """Begin a stream."""
+        """Begin a stream, unless it was cancelled while it was being prepared."""
+        if stream.id in self._cancelled:
+            stream.close()
+            self.answer(stream.id, cancelled=True)
+            return
         self._streams[stream.id] = stream
         self._charge_streams()
         stream.pump()
@@ -416,6 +422,8 @@ class LinkConnection:
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.close()
                     self.stream_over(request_id, {"cancelled": True})
+                elif request_id in self._open:
+                    self._cancelled.add(request_id)
                 return
             case UnexpectedError():
                 self._check_greeted()
@@ -489,6 +497,11 @@ class LinkConnection:
         account.sent_bytes += size
         if account.rated:
             account.rate_sent(size, self._loop.time())
+
+    def _close(self, request_id: int) -> None:
+        self._open.discard(request_id)
+        if self._cancelled:
+            self._cancelled.discard(request_id)
 
     def _finish_if_done(self) -> None:
         if self._ended and not self._open:

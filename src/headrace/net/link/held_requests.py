@@ -7,7 +7,7 @@ would see the sequence go back. It knows as soon as it hears the cluster: rarely
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.wire.link import requests as ask
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from headrace.net.link.connection import LinkConnection
 
 
+_NO_BODY: Final = memoryview(b"")
+
+
 class HeldRequests:
-    """The requests that wait, for ``seconds`` at most; a connection bounds how many it has open."""
+    """The requests that wait, for ``seconds`` at most; a connection bounds how many it has open.
+
+    None of them means anything by its body, so none is kept: that could be megabytes of each.
+    """
 
     def __init__(
         self, hub: Hub, seconds: float, perform: Callable[[LinkConnection, ask.Request, memoryview], None]
@@ -28,14 +34,14 @@ class HeldRequests:
         self._hub = hub
         self._seconds = seconds
         self._perform = perform
-        self._held: list[tuple[float, LinkConnection, ask.Request, memoryview]] = []
+        self._held: list[tuple[float, LinkConnection, ask.Request]] = []
 
-    def hold(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> bool:
+    def hold(self, connection: LinkConnection, request: ask.Request) -> bool:
         """Keep a request if it has to wait; return whether it does."""
         if self._hub.head_doubt() is None or not _tells_of_the_head(request, self._hub.log.head):
             return False
         deadline = asyncio.get_running_loop().time() + self._seconds
-        self._held.append((deadline, connection, request, body))
+        self._held.append((deadline, connection, request))
         return True
 
     def tick(self, now: float) -> None:
@@ -45,7 +51,7 @@ class HeldRequests:
         doubt = self._hub.head_doubt()
         held, self._held = self._held, []
         for each in held:
-            deadline, connection, request, body = each
+            deadline, connection, request = each
             if connection.tube.closed:
                 continue
             if doubt is not None and now < deadline:
@@ -54,7 +60,7 @@ class HeldRequests:
             try:
                 if doubt is not None:
                     raise UnavailableError(f"{doubt}: ask another node, or again later")
-                self._perform(connection, request, body)
+                self._perform(connection, request, _NO_BODY)
             except HeadraceError as error:
                 connection.fail(request.id, error)
 

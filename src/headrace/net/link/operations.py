@@ -91,8 +91,9 @@ class LinkOperations:
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
         """Perform a request that the client may make; an error raised here is its answer."""
-        self.rights.check(connection, request)
-        if not self.held.hold(connection, request, body):
+        # Rights are judged, and changes told to the audit log, when a request is performed: once, by what holds then.
+        if not self.held.hold(connection, request):
+            self.rights.check(connection, request)
             self.table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:
