@@ -316,6 +316,21 @@ def test_commits_of_other_nodes(log: Log, door: Door, tmp_path: Path) -> None:
         assert (told[-1].code, log.tail) == ("conflict", 2)
 
 
+def test_a_commit_that_has_waited_here_is_for_the_next_primary_to_take(
+    log: Log, door: Door, tmp_path: Path
+) -> None:
+    """It waits for another of the same query, which is not appended, since this node is the primary no longer."""
+    queries = Queries()
+    hub = make(log, door, queries)
+    commits = StagedCommits(hub, queries, Staging(tmp_path / "stages"))
+    told: list[object] = []
+    for token in (1, 2):
+        commits.take("q", token, [batch(b"a")], told.append, Commit(token=token))
+    hub.give_way(Elsewhere())
+    assert [type(each) for each in told] == [UnavailableError, UnavailableError]
+    assert (log.tail, hub.sequencer is not None) == (0, True)
+
+
 def test_a_commit_that_is_too_large_for_one_parcel_is_committed_whole(
     log: Log, door: Door, tmp_path: Path
 ) -> None:

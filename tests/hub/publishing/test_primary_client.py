@@ -278,6 +278,25 @@ async def test_a_primary_that_changes_between_two_stages_is_brought_them_all(
     requests.close()
 
 
+async def test_a_primary_that_is_one_no_longer_keeps_no_rows_of_nodes(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes bring them to the next, and nobody would remove the files until their connections end."""
+    monkeypatch.setattr("headrace.hub.publishing.intake.MAX_STAGED", 0)
+    requests = PrimaryClient(there.hub, there.primary, patience=10.0, name=lambda: "name", now=now())
+    requests.aim_here(now())
+    answers: list[PrimaryAnswer] = []
+    for source in (requests, object()):
+        stage = PrimaryRequest("stage", publisher="query", number=1, origin="tube")
+        rows = Batch(Run.one(b"x"), origin="tube").to_arrow().select(PUBLISHED.names)
+        there.primary.answer(source, stage, memoryview(body_of(rows)), answers.append)
+    stages = there.log.directory / "stages"
+    assert [len(list(stages.iterdir())), *answers] == [2, PrimaryAnswer(), PrimaryAnswer()]
+    there.hub.give_way(requests)
+    requests.aim(None, 2, now())
+    assert list(stages.iterdir()) == []
+
+
 async def test_a_node_that_becomes_primary_asks_itself_once(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:

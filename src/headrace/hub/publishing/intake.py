@@ -112,6 +112,11 @@ class PublishIntake:
         if (staged := self._brought.pop(source, None)) is not None:
             self.commits.discard(staged.pieces)
 
+    def forget_all(self) -> None:
+        """Drop what nodes have staged: this one is not the primary any more."""
+        for source in tuple(self._brought):
+            self.forget(source)
+
     def _pass(self, request: PrimaryRequest, body: memoryview, tell: WhenPublished) -> None:
         _, batches = unpack_passed(body, request.rows)
         for batch in batches:

@@ -159,6 +159,8 @@ class PrimaryClient(PublishRelay):
         if stream is self._stream and view == self._view and not self._here:
             return
         self._drop()
+        # Those who have staged rows here commit them elsewhere.
+        self._intake.forget_all()
         self._stream, self._view = stream, view
         if stream is not None:
             self.connected()

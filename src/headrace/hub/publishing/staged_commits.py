@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from headrace.errors import HeadraceError, RefusedError, StorageError
+from headrace.errors import HeadraceError, RefusedError, StorageError, UnavailableError
 from headrace.hub.publishing.cover import Cover
 from headrace.hub.publishing.query_marks import MAX_WRITES, Marked, Queries, mark
 from headrace.hub.publishing.staging import StagedPiece, Staging, remove_all
@@ -92,6 +92,10 @@ class StagedCommits:
         self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
     ) -> None:
         """Commit rows that another node has staged, once."""
+        if self._hub.sequencer is not None:
+            # It has waited for another commit; meanwhile this node has stopped being the primary.
+            reply(UnavailableError("another node is the primary now"))
+            return
         try:
             known = self._known(query, batch, terms.client)
             if known is not None:
