@@ -406,6 +406,9 @@ def test_messages_that_were_numbered_again_are_noticed(hub: Hub, caplog: pytest.
     for ask in (
         lambda: stream(hub).latestOffset(end, ALL),
         lambda: stream(hub).latestOffset(middle, ALL),
+        # Before PySpark 4.2, only the plan of a batch has its start.
+        lambda: stream(hub).partitions(end, {"log": end["log"], "seq": 25}),
+        lambda: stream(hub).partitions(middle, stream(hub).latestOffset(common, ALL)),
         lambda: stream(hub).partitions(common, end),
     ):
         with pytest.raises(UsageError, match="has lost its end") as told:
@@ -423,6 +426,23 @@ def test_messages_that_were_numbered_again_are_noticed(hub: Hub, caplog: pytest.
     assert stream(hub).latestOffset(after, ALL) == after
     # A checkpoint without fingerprints goes on as it did.
     assert stream(hub).latestOffset({"log": end["log"], "seq": 20}, ALL)["seq"] == 25
+
+
+def test_a_hub_that_numbers_other_messages_while_a_plan_waits_for_it_is_noticed(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.publish([b"kept"] * 10)
+    reader = stream(hub, startingOffsets="earliest")
+    start = reader.initialOffset()
+    catch_up = reader._catch_up
+
+    def meanwhile(seq: int) -> object:
+        hub.publish([b"other"] * 15)
+        return catch_up(seq)
+
+    monkeypatch.setattr(reader, "_catch_up", meanwhile)
+    with pytest.raises(UsageError, match="has lost its end"):
+        reader.partitions(start, {"log": start["log"], "seq": 20, "history": "of what was lost"})
 
 
 def test_a_client_that_may_not_read_everything_is_told_no_fingerprint(start: Callable[..., Hub]) -> None:

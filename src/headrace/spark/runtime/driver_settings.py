@@ -1,7 +1,7 @@
 """How many tasks run at a time, as a source can know it when it plans.
 
 Spark plans Python sources in a process beside the driver, which it tells nothing about the cluster. But the process is
-a descendant of the driver's JVM, whose command line has the settings that it was started with: the master above all.
+a descendant of the driver's JVM, whose command line has the settings that it was started with, or names their file.
 What a session adds later is not among them. So the size is the largest of what is known:
 
 - that of a ``local`` master, or the executors and cores that settings name;
@@ -21,8 +21,10 @@ from typing import Final
 
 from headrace.platforms import usable_cores
 
-_JVM: Final = "org.apache.spark.deploy.SparkSubmit"
-"""The main class of every driver's JVM, however it is started."""
+_JVMS: Final = frozenset(
+    ("org.apache.spark.deploy.SparkSubmit", "org.apache.spark.deploy.yarn.ApplicationMaster")
+)
+"""The main classes of drivers' JVMs: the second is that of YARN, if the driver runs in the cluster."""
 _GENERATIONS: Final = 4
 """Parents to look at: a worker, the daemon of workers, perhaps a shell, the JVM."""
 
@@ -32,6 +34,9 @@ _ARGUMENTS: Final = {
     "--num-executors": "spark.executor.instances",
     "--total-executor-cores": "spark.cores.max",
 }
+_FILE: Final = "--properties-file"
+_ESCAPED: Final = re.compile(r"\\(.)")
+"""A character that Java writes with a backslash, such as the colons of an address."""
 _LOCAL: Final = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$")
 _LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 
@@ -76,8 +81,8 @@ def driver_settings() -> Mapping[str, str]:
             # The name in parentheses may have any character; the parent comes after it and the state.
             process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
             arguments = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            if _JVM in arguments:
-                return _defaults() | parse_arguments(arguments)
+            if not _JVMS.isdisjoint(arguments):
+                return _of_file(arguments, Path(f"/proc/{process}/cwd")) | parse_arguments(arguments)
     return {}
 
 
@@ -98,18 +103,30 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
             name, value = _ARGUMENTS[argument], following
         else:
             continue
-        settings[name.strip()] = value.strip()
+        if name.strip().startswith("spark."):
+            settings[name.strip()] = value.strip()
     return settings
 
 
-def _defaults() -> dict[str, str]:
-    """Return the settings of the file that every Spark of this installation reads."""
+def _of_file(arguments: Sequence[str], directory: Path) -> dict[str, str]:
+    """Return the settings of the file that a JVM was started with, or else of the one for every Spark of its machine.
+
+    On Kubernetes, and on YARN if the driver runs in the cluster, the file has all of them.
+    """
+    if _FILE in arguments[:-1]:
+        return parse_properties(directory / arguments[arguments.index(_FILE) + 1])
+    defaults = os.environ.get("SPARK_CONF_DIR")
+    return parse_properties(Path(defaults, "spark-defaults.conf")) if defaults else {}
+
+
+def parse_properties(path: Path) -> dict[str, str]:
+    """Return the Spark settings in a file of Java properties; none if it cannot be read."""
     found: dict[str, str] = {}
-    with suppress(KeyError, OSError, UnicodeDecodeError):
-        for line in Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").read_text().splitlines():
+    with suppress(OSError, UnicodeDecodeError):
+        for line in path.read_text().splitlines():
             match = re.match(r"\s*(spark\.[^\s=]+)(?:\s*=\s*|\s+)(.*\S)", line)
             if match is not None:
-                found[match[1]] = match[2]
+                found[match[1]] = _ESCAPED.sub(r"\1", match[2])
     return found
 
 

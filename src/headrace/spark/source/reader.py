@@ -14,7 +14,7 @@ that keeps a hold, which is an entry of the log, does not wake itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -271,12 +271,12 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the partitions of one batch."""
-        # What is of the history of the batch's end is of that of its start.
-        extent = self._look(end)
+        extent = self._look(start, end)
         last = _seq(end)
         if last > extent.head:
             # The batch was planned by another node's head, or before the hub lost the end of its log.
-            extent = self._catch_up(last)
+            self._catch_up(last)
+            extent = self._look(start, end)
             last = min(last, extent.head)
         return self._partitions(extent, _seq(start) + 1, last)
 
@@ -309,40 +309,46 @@ class SequenceStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvail
 
     def _look(
         self,
-        offset: Offset | None = None,
-        *,
+        *offsets: Offset,
         at_once: bool = False,
         from_seq: int | None = None,
         size: int | None = None,
     ) -> Extent:
+        """Return the log's range, after checking that offsets are of this log and its history."""
         from headrace.spark.source.range_rows import another_log
 
-        checked = () if offset is None or "history" not in offset else (_seq(offset),)
-        extent = self._extent(at_once=at_once, from_seq=from_seq, size=size, history=checked)
-        if offset is not None and offset.get("log") != extent.log:
-            raise UsageError(another_log(str(offset.get("log")), extent.log))
-        if offset is not None:
-            self._check_history(offset, extent)
+        checked = _with_history(offsets)
+        extent = self._extent(
+            at_once=at_once, from_seq=from_seq, size=size, history=[_seq(each) for each in checked]
+        )
+        for each in offsets:
+            if each.get("log") != extent.log:
+                raise UsageError(another_log(str(each.get("log")), extent.log))
+        self._check_history(checked, extent)
         self._known = extent
         return extent
 
-    def _offset(self, extent: Extent, seq: int, start: Offset | None = None) -> Offset:
+    def _offset(self, extent: Extent, seq: int, *start: Offset) -> Offset:
         """Return the offset after a message, with the fingerprint of the history up to there if the hub tells it.
 
         It is that of the history of ``start``, which is asked for in the same request.
         """
-        checked = start if start is not None and "history" in start else None
-        found = self._extent(history=(seq,) if checked is None else (_seq(checked), seq))
-        if checked is not None:
-            self._check_history(checked, found)
+        checked = _with_history(start)
+        found = self._extent(history=[*(_seq(each) for each in checked), seq])
+        self._check_history(checked, found)
         offset = {"log": extent.log, "seq": seq}
         history = found.history[-1]
         return offset if history is None else {**offset, "history": history}
 
-    def _check_history(self, offset: Offset, extent: Extent) -> None:
-        """Check that the log has the messages up to an offset that were read."""
-        if extent.history and extent.history[0] not in (None, offset.get("history")):
-            self._report_history(offset, str(extent.history[0]), extent)
+    def _check_history(self, offsets: Sequence[Offset], extent: Extent) -> None:
+        """Check that the log has the messages up to each offset that were read; report the first where it has not.
+
+        ``extent`` has the fingerprints up to these offsets first.
+        """
+        for offset, found in zip(offsets, extent.history, strict=False):
+            if found not in (None, offset["history"]):
+                self._report_history(offset, str(found), extent)
+                return
 
     def _report_history(self, offset: Offset, found: str, extent: Extent) -> None:
         """Report that the log has other messages up to an offset than those that were read."""
@@ -385,6 +391,11 @@ def _oldest(extent: Extent, table: ArchiveTable | None) -> int:
     if table is None or table.through < extent.first - 1:
         return extent.first
     return min(extent.first, table.first)
+
+
+def _with_history(offsets: Iterable[Offset]) -> list[Offset]:
+    """Return those that have a fingerprint: older releases wrote none, and not every hub tells it."""
+    return [offset for offset in offsets if offset.get("history") is not None]
 
 
 def _seq(offset: Mapping[str, Any]) -> int:
