@@ -233,9 +233,8 @@ class PublishRelay(RelayBacklog):
         self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
     ) -> None:
         """Append a query's batch once, all of it or none."""
-        self.send_commit(
-            query, batch, rows, lambda result: self._after(result, RelayRequest([], reply, True)), terms
-        )
+        answer = RelayRequest([], reply, True, sent=True)
+        self.send_commit(query, batch, rows, lambda result: self._after(result, answer), terms)
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Ask for a publisher's highest number."""
@@ -334,9 +333,13 @@ class PublishRelay(RelayBacklog):
         """Refuse what has waited too long for a connection."""
         if self._failure is not None:
             self.refuse(self._failure)
-        elif not self._connected and self._lost_at is not None and now - self._lost_at >= self._patience:
+        elif self._is_away(now):
             reason = f"{self._unreachable} for {self._patience:g} s"
             self.refuse(f"{reason}: nothing more is taken until it does")
+
+    def _is_away(self, now: float) -> bool:
+        """Whether the other hub has been away for too long."""
+        return not self._connected and self._lost_at is not None and now - self._lost_at >= self._patience
 
     def fail(self, reason: str) -> None:
         """Refuse everything from now on."""

@@ -137,12 +137,16 @@ class Edge:
             if most == 0:
                 return
 
-    def receive(self) -> None:
-        """Take the answers, and what has become of the log."""
+    def answer(self) -> None:
+        """Take the answers."""
         waiting, self.under_way = self.under_way, []
         for request in waiting:
             self.relay.answered(request, self._answers.pop(request)[0])
             self.turn()
+
+    def receive(self) -> None:
+        """Take the answers, and what has become of the log."""
+        self.answer()
         self.follow()
         self.turn()
 

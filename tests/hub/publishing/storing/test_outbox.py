@@ -94,3 +94,22 @@ def test_a_flipped_bit_is_damage_or_a_torn_end_and_never_another_message(
         else:
             assert found == REQUESTS[: len(found)]
     assert damaged
+
+
+def test_the_state_is_a_function_of_the_log(tmp_path: Path) -> None:
+    """A request is kept between two notes that are under way: what is remembered is the same after a crash."""
+    edge = Edge(tmp_path / "edge", Root(tmp_path / "root"))
+    edge.away()
+    for number in range(2):
+        edge.publish("p", number, f"p{number}")
+        edge.turn()
+    outbox = edge.outbox
+    one, two = KeptReader(outbox.state).take(list(edge.kept_log.scan_ops(1)))
+    outbox.rename(one, 0, "new", lambda _: None)
+    outbox.settle(one, 1, 1, one.terms.size)
+    edge.publish("p", 2, "p2")
+    outbox.settle(two, 1, 1, two.terms.size)
+    edge.turn()
+    live = outbox.state.dump(), outbox.numbers.dump()
+    edge.crash()
+    assert (edge.outbox.state.dump(), edge.outbox.numbers.dump()) == live

@@ -339,6 +339,104 @@ def test_a_failure_above_refuses_the_new_and_leaves_the_kept(edge: Edge, root: R
     assert edge.outbox.state.waiting.messages == 1
 
 
+def test_what_was_answered_before_it_came_back_is_kept(edge: Edge, root: Root) -> None:
+    """The upstream hub has answered and is lost before the frontend has a copy: nobody waits for its return."""
+    edge.relay.connected()
+    edge.submit("a")
+    edge.publish("p", 0, "p0")
+    edge.send()
+    edge.answer()
+    assert edge.told == {}
+    edge.away()
+    assert is_told_kept(edge, "a")
+    assert is_told_kept(edge, "p0")
+    edge.drain()
+    assert sorted(payloads(root.log)) == [b"a", b"p0"]
+    assert edge.relay.size == 0
+
+
+def test_who_opened_a_name_may_publish_under_it_at_once(edge: Edge, root: Root) -> None:
+    """An opening is answered once the frontend's own state has it: names are judged by that while it stores."""
+    opened: list[object] = []
+    edge.relay.ask_to_open = lambda name, opening, reply: root.publishing.open(name, opening, reply)
+    edge.away()
+    edge.submit("a")
+    edge.turn()
+    edge.relay.connected()
+    edge.publishing.open("p", Opening("one"), opened.append)
+    root.turn(0)
+    assert opened == []
+    edge.follow()
+    (first,) = opened
+    assert isinstance(first, Opened)
+    edge.publish("p", 0, "p0", claim=Claim(epoch=first.epoch))
+    edge.turn()
+    assert is_told_kept(edge, "p0")
+    # The next one is lost before it comes back.
+    edge.publishing.open("q", Opening("one"), opened.append)
+    root.turn(0)
+    edge.away()
+    assert isinstance(opened[-1], UnavailableError)
+    edge.drain()
+    assert payloads(root.log) == [b"a", b"p0"]
+
+
+def test_an_outbox_that_failed_does_not_stand_in_the_way_of_the_upstream_hub(edge: Edge, root: Root) -> None:
+    """The disk refuses what is under way to it when the upstream hub is back: there is nothing to store for."""
+    edge.away()
+    edge.submit("a")
+    edge.hub.turn(0)
+    edge.relay.connected()
+    real, edge.kept_log.append = edge.kept_log.append, full  # type: ignore[method-assign]
+    edge.outbox.hub.turn(0)
+    assert isinstance(edge.told["a"], FullError)
+    edge.submit("b")
+    edge.send()
+    edge.receive()
+    edge.kept_log.append = real  # type: ignore[method-assign]
+    assert payloads(root.log) == [b"b"]
+
+
+def test_a_conflict_with_what_is_kept_holds_up_nobody_else(edge: Edge, root: Root) -> None:
+    """Two programs of one name: what one of them sends wrongly leaves no gap in what the other has sent."""
+    edge.away()
+    edge.publish("p", 0, "p0", "p1")
+    edge.turn()
+    edge.publish("p", 0, "other")
+    edge.turn()
+    assert isinstance(edge.told["other"], RefusedError)
+    edge.publish("p", 2, "p2", follows=True)
+    edge.turn()
+    assert is_told_kept(edge, "p2")
+    edge.drain()
+    assert payloads(root.log) == [b"p0", b"p1", b"p2"]
+
+
+def test_an_outbox_that_cannot_note_a_refusal_tries_again_later(edge: Edge, root: Root) -> None:
+    edge.away()
+    edge.submit("a")
+    edge.turn()
+    edge.submit("b")
+    edge.turn()
+    real = root.take
+
+    def picky(request: object) -> list[object]:
+        if any(b"a" in batch.run for batch in request.rows):  # type: ignore[attr-defined]
+            return [RefusedError("limit", "too long for the upstream hub")]
+        return real(request)  # type: ignore[arg-type, return-value]
+
+    root.take = picky  # type: ignore[method-assign, assignment]
+    edge.relay.connected()
+    edge.send()
+    append, edge.kept_log.append = edge.kept_log.append, full  # type: ignore[method-assign]
+    edge.receive()
+    assert edge.relay.due_from is None
+    edge.kept_log.append = append  # type: ignore[method-assign]
+    edge.drain()
+    assert payloads(root.log) == [b"b"]
+    assert edge.set_aside_payloads == [b"a"]
+
+
 class StoreAndForward(RuleBasedStateMachine):
     """Against a plain model: what was acknowledged, by whom and in which order."""
 
@@ -398,6 +496,11 @@ class StoreAndForward(RuleBasedStateMachine):
     @rule()
     def receive(self) -> None:
         self.edge.receive()
+
+    @rule()
+    def answer(self) -> None:
+        """Answers come before the log that they speak of."""
+        self.edge.answer()
 
     @precondition(lambda self: not self.root.failing)
     @rule()

@@ -17,7 +17,7 @@ are for (``history``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -39,6 +39,9 @@ REQUEST_COST: Final = 512
 """About what a request takes beside its rows, on the disk and in the index of its places."""
 
 _PART: Final = "outbox"
+
+WhenNoted: TypeAlias = Callable[[bool], None]
+"""Called once an entry is committed, or, with false, once the disk has refused it."""
 
 
 class KeptTerms(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -165,7 +168,8 @@ class OutboxState:
                 settled = msgspec.json.decode(payload, type=_Settled)
                 if settled.op >= self.settled.op:
                     self.settled = settled
-                if not self.waiting.requests:
+                # By this entry, not by a later note that is not committed yet: after a crash it must be the same.
+                if settled.requests == self.kept.requests:
                     self.renamed.clear()
                     self._numbers.clear()
             case "refused":
@@ -300,8 +304,8 @@ class Outbox:
         self.state.settled = settled
         self.hub.submit(entry(_PART, "settled", msgspec.json.encode(settled)))
 
-    def refuse(self, request: KeptRequest, new: str | None, done: Callable[[], None]) -> None:
-        """Note that the upstream hub refused a request for good; ``done`` is called once that is committed.
+    def refuse(self, request: KeptRequest, new: str | None, done: WhenNoted) -> None:
+        """Note that the upstream hub refused a request for good.
 
         It has none of the marks after a refused one, so those are counted anew under the name ``new``.
         """
@@ -309,12 +313,13 @@ class Outbox:
             self.rename(request, request.number + 1, new or "", done)
         else:
             refused = entry(_PART, "refused", request.publisher.encode())
-            self.hub.submit(refused, lambda _: done())
+            self.hub.submit(refused, lambda result: done(isinstance(result, Batch)))
 
-    def rename(self, request: KeptRequest, number: int, new: str, done: Callable[[], None]) -> None:
+    def rename(self, request: KeptRequest, number: int, new: str, done: WhenNoted) -> None:
         """Count the marks of a request's name anew from ``number`` on: the upstream hub has none of them."""
         renamed = Renamed(request.publisher, number, new)
-        self.hub.submit(entry(_PART, "renamed", msgspec.json.encode(renamed)), lambda _: done())
+        noted = entry(_PART, "renamed", msgspec.json.encode(renamed))
+        self.hub.submit(noted, lambda result: done(isinstance(result, Batch)))
 
 
 class KeptReader:

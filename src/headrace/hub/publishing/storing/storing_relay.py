@@ -30,6 +30,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     UNCLAIMED,
     Claim,
+    Opened,
     Opening,
     Published,
     Submission,
@@ -148,7 +149,16 @@ class StoringRelay(PublishRelay):
             what = f"messages of publisher {publisher!r} are kept here until the upstream hub has them"
             reply(UnavailableError(f"{what}: open it after that"))
             return
-        super().open(publisher, opening, reply)
+
+        def opened(result: Opened | HeadraceError) -> None:
+            if isinstance(result, HeadraceError):
+                reply(result)
+                return
+            # Once it is committed here: while storing, this hub judges who holds a name.
+            answer = RelayRequest([], lambda told: reply(_instead(result, told)), True, sent=True)
+            self._after(Published(None, None, op=result.epoch), answer)
+
+        super().open(publisher, opening, opened)
 
     # Called by the driver
 
@@ -169,6 +179,8 @@ class StoringRelay(PublishRelay):
         self._now = now
         if not self.storing or self._failure is not None:
             super().tick(now)
+        elif self._is_away(now):
+            self._keep_all(self._take_settling())
         elif self._again_at is not None and now >= self._again_at:
             self._again_at = None
             self.load()
@@ -229,15 +241,25 @@ class StoringRelay(PublishRelay):
 
     def _begin_storing(self) -> None:
         self.storing = True
-        waiting = [*self._sent, *self._waiting]
+        waiting = [*self._take_settling(), *self._sent, *self._waiting]
         self._sent.clear()
         self._waiting.clear()
         self._under_way = 0
         self._numbers.begin_anew()
         self._numbers_of_entries.begin_anew()
-        for request in waiting:
+        self._keep_all(waiting)
+
+    def _take_settling(self) -> list[RelayRequest]:
+        """Take out what was answered and has not come back: nobody knows when it will."""
+        taken = sorted(each for each in self._settling if each[2] not in self._loaded)
+        self._settling = sorted(each for each in self._settling if each[2] in self._loaded)
+        return [request for _, _, request, _ in taken]
+
+    def _keep_all(self, requests: Sequence[RelayRequest]) -> None:
+        """Keep requests that were in the queue, or refuse those that cannot be kept."""
+        for request in requests:
             self._release(request.size)
-            if self._keepable.rows(request.rows):
+            if request.rows and self._keepable.rows(request.rows):
                 self._keep(request)
             else:
                 self._refuse_here(request, self._not_kept())
@@ -263,6 +285,8 @@ class StoringRelay(PublishRelay):
         def told(result: Published | HeadraceError) -> None:
             if isinstance(result, HeadraceError):
                 self._refuse_here(request, result)
+                # The upstream hub may be back, with nothing left to wait for here.
+                self._advance()
                 return
             self._gaps.pop(request.publisher, None)
             if not (request.passed and result.repeated):
@@ -287,7 +311,8 @@ class StoringRelay(PublishRelay):
     def _refuse_here(self, request: RelayRequest, error: HeadraceError) -> None:
         """Refuse what the outbox does not take, and whatever is to follow it."""
         own = self._kept_numbers.leave_gap(request)
-        if request.publisher and not own:
+        newest = self.outbox.numbers.newest(request.publisher)
+        if request.publisher and not own and (newest is None or request.number > newest):
             self._gaps[request.publisher] = request.number
             if len(self._gaps) > MAX_GAPS:
                 self._gaps.popitem(last=False)
@@ -396,13 +421,19 @@ class StoringRelay(PublishRelay):
         self._done.add(kept.op)
         self.outbox.refuse(kept, self._make_name(), self._went_on)
 
-    def _went_on(self) -> None:
+    def _went_on(self, noted: bool) -> None:
         self._setting_aside = False
-        self.load()
+        if noted:
+            self.load()
+        else:
+            # The disk has refused the note: what was refused above is sent, and refused, once more.
+            self._again_at = self._now + AGAIN_SECONDS
 
     def _give_back(self) -> None:
         """Take all kept requests out of the queue: they are read again from the oldest unsettled one on."""
-        back = [each for each in (*self._sent, *self._waiting) if each in self._loaded]
+        settling = [request for _, _, request, _ in self._settling]
+        back = [each for each in (*self._sent, *self._waiting, *settling) if each in self._loaded]
+        self._settling = sorted(each for each in self._settling if each[2] not in self._loaded)
         self._waiting = deque(each for each in self._waiting if each not in self._loaded)
         for request in back:
             if request in self._sent:
@@ -423,6 +454,11 @@ class StoringRelay(PublishRelay):
 
 def _ignore(_: Published | HeadraceError) -> None:
     """Stand in for the reply that needs the request itself."""
+
+
+def _instead(opened: Opened, told: Published | HeadraceError) -> Opened | HeadraceError:
+    """Return what was opened, unless it has not come back."""
+    return told if isinstance(told, HeadraceError) else opened
 
 
 def _is_for_good(kept: KeptRequest, error: HeadraceError) -> bool:
