@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.matching import naive
 from tests.matching.drawn import Said, batch_of, clients, fences, messages, of_one_attribute
 
 from headrace.errors import MalformedError, UsageError
-from headrace.matching import Matcher
+from headrace.matching import Matcher, tracks
 from headrace.matching import sightings as tables
 from headrace.message import Batch, Message, Run, column_type, envelope_rows, map_column
 from headrace.wire.numba_kernels import load
@@ -232,3 +233,72 @@ def test_what_cannot_be_matched_is_refused() -> None:
     two = {"x": fence, "y": Fence("x", CIRCLE, "key")}
     with pytest.raises(MalformedError, match="at most one"):
         split_events((two,))
+
+
+class Journal:
+    """A log of sightings, which counts how much of it is read."""
+
+    def __init__(self, count: int) -> None:
+        self.batch = sightings(*((f"taxi {seq % 7}", (IN, OUT)[seq // 7 % 2]) for seq in range(count)))
+        self.messages_read = 0
+        self.meanwhile: list[Callable[[], None]] = []
+
+    def read(self, first: int, last: int) -> Iterator[Batch]:
+        for act in self.meanwhile:
+            act()
+        self.messages_read += last - first + 1
+        for seq in range(first, last + 1, 16):
+            yield self.batch.slice(seq - 1, min(seq + 15, last))
+
+    def part(self, first: int, last: int) -> Batch:
+        return self.batch.slice(first - 1, last)
+
+
+def test_clients_that_come_back_to_a_hub_started_again_share_what_is_read() -> None:
+    journal, window = Journal(1000), 200
+    expected = events(fenced(*ALL, window=window), journal.batch)
+    again = fenced(*ALL, window=window, read=journal.read)
+    assert events(again, journal.part(901, 950)) == expected[900:950]
+    for first in (880, 790, 870, 760, 899, 755, 940, 801):
+        # Each reads on a little at a time, as the others do.
+        for at in range(first, first + 20, 10):
+            assert events(again, journal.part(at, at + 9)) == expected[at - 1 : at + 9]
+    # One window for what is live, and two at most for everybody else.
+    assert journal.messages_read <= 3 * window
+    # Whoever is further behind than that is served all the same, and leaves what is live alone.
+    assert events(again, journal.part(401, 450)) == expected[400:450]
+    read = journal.messages_read
+    assert events(again, journal.part(951, 1000)) == expected[950:]
+    assert journal.messages_read == read
+
+
+def test_a_fence_that_comes_while_the_log_is_read_has_all_it_needs() -> None:
+    journal = Journal(100)
+    newest = Fence("y", CIRCLE, "key", ("exit",), after=90)
+    oldest = replace(newest, after=10)
+    matcher = Matcher(seed=3, read=journal.read)
+    matcher.subscribe(bytes(12), {"x": newest})
+    journal.meanwhile.append(lambda: matcher.subscribe(b"another one.", {"x": oldest}))
+    matcher.match(journal.part(93, 93))
+    journal.meanwhile.clear()
+    alone = Matcher(seed=3, read=journal.read)
+    alone.subscribe(b"another one.", {"x": oldest})
+    rest = journal.part(94, 100)
+    assert matcher.matches(b"another one.", rest).any()
+    assert list(matcher.matches(b"another one.", rest)) == list(alone.matches(b"another one.", rest))
+
+
+def test_a_large_table_is_not_made_anew_on_the_event_loop() -> None:
+    matcher = fenced("enter", read=lambda _first, _last: iter(()))
+    slots, at, waits = 0, 1, []
+    while slots <= 2 * tracks.MOST_AT_HAND:
+        batch = sightings(*((f"key {seq}", IN) for seq in range(at, at + 1000)), first=at)
+        at_hand, before = matcher.at_hand(batch), slots
+        matcher.match(batch)
+        assert matcher._tracks is not None
+        slots = len(matcher._tracks._trails["key", "x", "y"][0]._table.keys)
+        if slots != before:
+            waits.append((before > tracks.MOST_AT_HAND, not at_hand))
+        at += 1000
+    assert all(large == elsewhere for large, elsewhere in waits)
+    assert (True, True) in waits

@@ -8,7 +8,8 @@ from the same messages. Nothing is kept but a cache, which is made again from th
 A **trail** is that cache: a table of the keys in the window (32 bytes a slot, at most three quarters full), and what
 was previous to each of the newest messages (24 bytes each, for as many as the window has), since clients that are
 behind ask for those again. A track has the trail that live messages extend and, while somebody reads what is older,
-one more.
+one more. After a restart, when all clients come back, each from its own place, that one is made for a whole window of
+places, once: the others wait for it, and find what is previous there.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ BLOCK: Final = 1 << 14
 
 FEWEST_SLOTS: Final = 1 << 10
 
+MOST_AT_HAND: Final = 1 << 14
+"""Slots of a table that is made anew within a millisecond. A larger one is no work for the event loop."""
+
 Read = Callable[[int, int], Iterable[Batch]]
 """Reads the messages from one number to another, both included, as far as they are still there."""
 
@@ -53,6 +57,8 @@ class Tracks:
         self._read = read
         self._json_attributes = json_attributes
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        """Held, before the other one, by whoever reads the log."""
         self._fences: dict[Track, int] = {}
         self._after: dict[Track, int] = {}
         """The lowest message after which sightings count, of the fences that there were."""
@@ -88,8 +94,8 @@ class Tracks:
     @property
     def nbytes(self) -> int:
         """The memory of all trails."""
-        with self._lock:
-            return sum(trail.nbytes for trails in self._trails.values() for trail in trails)
+        # Without the lock: a thread may hold it while it makes a large table anew.
+        return sum(trail.nbytes for trails in list(self._trails.values()) for trail in trails)
 
     def at_hand(self, batch: Batch) -> bool:
         """Whether what is previous to a batch is known without reading the log or waiting."""
@@ -99,8 +105,9 @@ class Tracks:
             return False
         try:
             return all(
-                self._find(track, batch.first) is not None or self._begin(track, batch.first) >= batch.first
+                self._begin(track, batch.first) >= batch.first if trail is None else trail.at_hand(batch)
                 for track in self._fences
+                for trail in (self._find(track, batch.first),)
             )
         finally:
             self._lock.release()
@@ -130,26 +137,48 @@ class Tracks:
         ]
 
     def _previous(self, track: Track, batch: Batch, seen: _Seen, place: Ints, record: bool) -> Matrix:
+        found = self._known(track, batch, seen, place, record)
+        if found is not None:
+            return found
+        read = self._read
+        if read is None or not record or self._begin(track, batch.first) >= batch.first:
+            trail, after = _Trail(batch.first, self._window), self._after.get(track, 0)
+            found = trail.extend(batch, seen, place, record=record)
+            if record:
+                self._keep(track, trail, after)
+            return found
+        with self._reading:
+            # Somebody else may have read it meanwhile.
+            found = self._known(track, batch, seen, place, record)
+            return self._read_before(track, batch, seen, place, read) if found is None else found
+
+    def _known(self, track: Track, batch: Batch, seen: _Seen, place: Ints, record: bool) -> Matrix | None:
         with self._lock:
             trail = self._find(track, batch.first)
-            if trail is not None:
-                return trail.extend(batch, seen, place, record=record)
-        trail = _Trail(batch.first, self._window)
-        begin = self._begin(track, batch.first)
-        if record and self._read is not None and begin < batch.first:
-            segment, own = self.segment((track,)), _places((track,))[0]
-            for each in self._read(begin, batch.first - 1):
-                facts, (attribute_of,) = message_columns.read(
-                    each, [segment], self._seed, json_attributes=self._json_attributes
-                )
-                trail.follow(
-                    each, _Seen(each, facts, attribute_of, len(segment.attribute_keys), self._seed), own
-                )
-        found = trail.extend(batch, seen, place, record=record)
-        if record:
-            with self._lock:
-                if track in self._fences:
-                    self._keep(track, trail)
+            return None if trail is None else trail.extend(batch, seen, place, record=record)
+
+    def _read_before(self, track: Track, batch: Batch, seen: _Seen, place: Ints, read: Read) -> Matrix:
+        """Make a trail from the log that knows what is previous to a batch."""
+        with self._lock:
+            after, start, end = self._after.get(track, 0), batch.first, batch.first
+            furthest = max(self._trails.get(track, ()), key=lambda each: each.next, default=None)
+            if furthest is not None and furthest.next - self._window <= start < furthest.start:
+                # Others will ask for what is before the furthest trail, too.
+                start, end = max(furthest.next - self._window, 1), furthest.start
+        trail = _Trail(start, self._window)
+        segment, own = self.segment((track,)), _places((track,))[0]
+        for each in read(self._begin(track, start), end - 1):
+            facts, (attribute_of,) = message_columns.read(
+                each, [segment], self._seed, json_attributes=self._json_attributes
+            )
+            past = _Seen(each, facts, attribute_of, len(segment.attribute_keys), self._seed)
+            if each.last < start:
+                trail.follow(each, past, own)
+            else:
+                trail.extend(each, past, own, record=True)
+        trail.next = max(trail.next, end)
+        found = trail.extend(batch, seen, place, record=True)
+        self._keep(track, trail, after)
         return found
 
     def _begin(self, track: Track, first: int) -> int:
@@ -163,11 +192,14 @@ class Tracks:
                 return trail
         return None
 
-    def _keep(self, track: Track, trail: _Trail) -> None:
-        """Keep a trail beside the one that is furthest."""
-        trails = self._trails.get(track, [])
-        furthest = max((trail, *trails), key=lambda each: each.next)
-        self._trails[track] = [furthest] if furthest is trail else [furthest, trail]
+    def _keep(self, track: Track, trail: _Trail, after: int) -> None:
+        """Keep a trail of what came after a message beside the one that is furthest."""
+        with self._lock:
+            # A fence that came meanwhile may need more than was read.
+            if track in self._fences and after <= self._after[track]:
+                trails = self._trails.get(track, [])
+                furthest = max((trail, *trails), key=lambda each: each.next)
+                self._trails[track] = [furthest] if furthest is trail else [furthest, trail]
 
 
 class _Seen:
@@ -196,6 +228,11 @@ class _Trail:
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in (*self._table, *self._blocks.values()))
+
+    def at_hand(self, batch: Batch) -> bool:
+        """Whether to :meth:`extend` it by a batch takes no longer than the event loop may wait."""
+        slots = len(self._table.keys)
+        return slots <= MOST_AT_HAND or 4 * (self._used + len(batch)) <= 3 * slots
 
     def follow(
         self, batch: Batch, seen: _Seen, place: Ints, begin: int = 0, *, record: bool = True

@@ -81,6 +81,7 @@ COUNTS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     # Content routing
     "matched": (("what",), "Messages matched against content subscriptions, and clients found for them."),
     "unmatched": ((), "Messages that could not be matched."),
+    "untracked": ((), "Earlier messages that fences could not look at."),
     "dispatched": ((), "Pushes passed on to connectors."),
     "unvouched": (("door",), "Pushes withheld from connectors that could not have placed them."),
     "absent": (("door",), "Pushes for clients that are not connected."),

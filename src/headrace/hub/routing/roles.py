@@ -21,6 +21,7 @@ from headrace.hub.routing.client_session import NOTHING, MatcherPath, MatcherPat
 from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.dispatcher import Dispatcher, Feeder
 from headrace.hub.routing.local_matcher import LocalMatcher, mark, pushes
+from headrace.hub.routing.log_window import LogWindow
 from headrace.hub.routing.matcher_ring import FLEET, MatcherRing, join, leave
 from headrace.hub.routing.retired_connectors import RetiredConnectors
 from headrace.hub.routing.session_feed import Read, Then
@@ -44,10 +45,6 @@ from headrace.wire.attribute.messages import (
 MAX_LEAD: Final = 1 << 16
 """Messages by which pushes may be ahead of this process's copy of the log. A connector believes no more than that: past
 it, a wrong number in a push would keep a client from all messages before it; the log has whatever is true."""
-
-
-PAST_BYTES: Final = 4 << 20
-"""Payload bytes that are read at a time for fences."""
 
 
 class DispatcherLink(Protocol):
@@ -110,7 +107,7 @@ class RoutingRules:
             self._is_wanted,
             json_attributes=settings.matching.json_attributes,
             window=settings.matching.fence_window,
-            read=self._read_past,
+            read=LogWindow(hub),
         )
         if self._connects:
             self.connector = self._make_connector(settings)
@@ -280,15 +277,6 @@ class RoutingRules:
         if subscription.connector == self.id:
             return self._connects
         return self._pushes and self.ring.owner(client) == self.node
-
-    def _read_past(self, first: int, last: int) -> Iterator[Batch]:
-        """Read what fences have to know of before the messages in hand, as far as the log still has it; in a thread."""
-        log = self._hub.log
-        at = max(first, log.first)
-        while at <= last:
-            for batch in log.read(at, last, PAST_BYTES):
-                yield batch
-                at = batch.last + 1
 
     def _joined(self, _outcome: Batch | StorageError) -> None:
         self._joining = False
