@@ -249,6 +249,15 @@ async def test_killed_while_it_sends(tmp_path: Path) -> None:
             await asyncio.to_thread(front.restart)
         await soon("the outbox is empty", lambda: is_drained(front))
         await soon("its files are gone", lambda: _size(front.data / "outbox") < 100_000)
+        # Once more: the outbox was made shorter, and nothing is settled since.
+        root.kill9()
+        async with headrace.connect(f"tube://{front.doors['tube_tcp']}") as link:
+            assert (await link.publish(b"after", topic="t")).kept
+        sent.append(b"after")
+        front.kill9()
+        await asyncio.to_thread(front.restart)
+        await asyncio.to_thread(root.restart)
+        await soon("the outbox is empty again", lambda: is_drained(front))
         front.terminate()
         root.terminate()
     assert [message.payload for message in rows(root)] == sent

@@ -290,8 +290,9 @@ class OutboxDisk:
             if outbox.empty:
                 await self._in_thread(log.rotate)
             # As of now, all at once: what is kept from here on comes after it.
-            needed = log.segments[-1].first_op if outbox.empty else outbox.state.settled.op
-            state = outbox.hub.state.freeze()
+            if outbox.empty:
+                outbox.leave_out(log.segments[-1].first_op)
+            needed, state = outbox.state.settled.op, outbox.hub.state.freeze()
             await self._in_thread(partial(log.write_snapshot, state.op, state.seq, state.sections))
             await self._in_thread(partial(_remove_before, log, needed))
         except StorageError as error:

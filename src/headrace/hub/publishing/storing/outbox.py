@@ -304,6 +304,10 @@ class Outbox:
         self.state.settled = settled
         self.hub.submit(entry(_PART, "settled", msgspec.json.encode(settled)))
 
+    def leave_out(self, op: int) -> None:
+        """Read from operation ``op`` on from now on: the outbox is empty, and what is before may be removed."""
+        self.state.settled = msgspec.structs.replace(self.state.settled, op=op)
+
     def refuse(self, request: KeptRequest, new: str | None, done: WhenNoted) -> None:
         """Note that the upstream hub refused a request for good.
 
@@ -327,16 +331,20 @@ class KeptReader:
 
     def __init__(self, state: OutboxState) -> None:
         self._state = state
-        self.op = state.settled.op
-        """The operation to read from."""
+        self._next = 0
         self._described: tuple[Batch, KeptTerms] | None = None
         self._rows: list[Batch] = []
+
+    @property
+    def op(self) -> int:
+        """The operation to read from; what is settled may have been removed."""
+        return max(self._next, self._state.settled.op)
 
     def take(self, batches: Sequence[Batch]) -> list[KeptRequest]:
         """Take the next operations; return the requests that are whole now."""
         found: list[KeptRequest] = []
         for batch in batches:
-            self.op = batch.last_op + 1
+            self._next = batch.last_op + 1
             if self._described is None:
                 if batch.topic == f"{_PART}/kept":
                     self._described = batch, msgspec.json.decode(batch.run[0], type=KeptTerms)
