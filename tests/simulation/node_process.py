@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,7 @@ from headrace.wire.parcel.body import (
     DoViewChange,
     DscRes,
     Mode,
+    NewState,
     NodeInfo,
     Ping,
     Pong,
@@ -135,6 +137,14 @@ class Process:
         self.cluster.became_primary = self._obey_policy
         self.driver = self.cluster._replication
         self.driver._random = Random(world.random.random())
+        write = self.hub.write
+        assert write is not None
+
+        def appends(batches: Sequence[Batch], done: Any) -> bool:
+            world.appends(batches)
+            return write(batches, done)
+
+        self.hub.write = appends
         self.shown = self.log.head
         self.committed: list[tuple[float, int]] = [(world.network.now, self.log.head_op)]
 
@@ -183,6 +193,16 @@ class Process:
             raise BrokenPromiseError(f"{self.node.name} tells of head {self.log.head} after {self.node.told}")
         self.node.told = self.log.head
 
+    def check_head(self) -> None:
+        """Nobody sees a part of what was appended together."""
+        log = self.log
+        if not log.first_op <= log.head_op:
+            return
+        with contextlib.suppress(DamagedError):
+            last = next(iter(log.read_ops(log.head_op, log.head_op)[0]))
+            if (log.head_op, last.node, last.time) in self.world.tied:
+                raise BrokenPromiseError(f"{self.node.name} shows a part of a group, up to {log.head_op}")
+
     def _obey_policy(self) -> None:
         if not self.log.tail_op:
             self.hub.submit(obey(ServicePolicy()))
@@ -214,6 +234,7 @@ class Process:
                 raise BrokenPromiseError(f"{self.node.name} does not tell that its disk hangs")
         self.clock.now()
         self.tell()
+        self.check_head()
         if self.cluster.beginning_anew.is_set():
             self.world.begins_anew(self.node)
         else:
@@ -271,6 +292,8 @@ class Process:
                 case _:
                     self.world.happened[type(body).__name__] += 1
                     self.cluster.take(end, Parcel(sender, body, bulk))  # type: ignore[arg-type]
+                    if isinstance(body, NewState):
+                        self.check_head()
 
     def lost(self, end: End) -> None:
         """Note that a connection is gone; dial again."""

@@ -11,6 +11,7 @@ alone have to bear (lost, repeated and reordered parcels) is in :mod:`tests.simu
 - a publisher is told a number under which there is something else, or two numbers for one message,
 - a node is started again, without a loss, and does not know what it had committed a second before,
 - a node tells of a head that is behind one it has told of, in any of its lives,
+- a node shows a part of what was appended together,
 - a node shows ``WRK`` and no primary,
 - a node vouches for anything after a sync has failed, or keeps its place or silence while its disk hangs,
 - a message is stamped later than a right clock could have, or earlier than the one before,
@@ -24,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -39,6 +40,7 @@ from tests.simulation.publishers import Publisher
 from headrace.cluster.effects import Status
 from headrace.config import Address
 from headrace.errors import DamagedError, HeadraceError, StorageError
+from headrace.message import Batch
 
 SETTLE_SECONDS = 60.0
 """How long after everything is healed the cluster has to agree. Disks that hung and nodes that begin anew take some."""
@@ -109,6 +111,8 @@ class World:
         """What was shown under each number, to anybody, at any node."""
         self.numbers: dict[bytes, int] = {}
         self.acknowledged: dict[bytes, int] = {}
+        self.tied: set[tuple[int, int, int]] = set()
+        """Operations that were appended together with the next one: position, node and time."""
         peers = ",".join(f"127.0.0.1:{PORTS + number}" for number in range(ordeal.size))
         self.sets = [f"cluster.peers={peers}", "log.segment_bytes=64KiB"]
         self.nodes = [Node(self, number) for number in range(ordeal.size)]
@@ -183,6 +187,13 @@ class World:
             raise BrokenPromiseError(f"{payload!r} is {self.numbers[payload]} and {seq}")
         if time > true_time(self.network) + 2_000_000:
             raise BrokenPromiseError(f"message {seq} is stamped {time - true_time(self.network)} µs ahead")
+
+    def appends(self, batches: Sequence[Batch]) -> None:
+        """A primary appends batches together."""
+        for place, batch in enumerate(batches, 1):
+            end = batch.last_op + bool(place < len(batches) or batch.tied)
+            if len(batches) > 1 or batch.tied:
+                self.tied |= {(op, batch.node, batch.time) for op in range(batch.op, end)}
 
     def acknowledged_at(self, first: int, payloads: list[bytes]) -> None:
         for seq, payload in enumerate(payloads, first):

@@ -30,7 +30,7 @@ from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.steady_clock import SteadyClock
 from headrace.log import Log
 from headrace.log.tail_writer import TailWriter
-from headrace.net.cluster import replica_driver
+from headrace.net.cluster import replica_driver, transfers
 from headrace.net.cluster.replica_driver import ReplicaDriver
 
 _BLOCK = 20
@@ -184,6 +184,12 @@ def speaks_before_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicaDriver, "_save", careless)
 
 
+def serves_groups_in_parts(patch: pytest.MonkeyPatch) -> None:
+    """Sealed history is fetched as if every operation stood alone."""
+    patch.setattr(transfers, "SERVE_BYTES", 1)
+    patch.setattr(Log, "sealed_end", lambda _self, _op: None)
+
+
 SAFE: dict[str, Any] = {
     "size": 3,
     "seconds": 10.0,
@@ -235,6 +241,11 @@ MUTATIONS: dict[str, tuple[Break, dict[str, Any], str]] = {
         tells_of_a_head_it_does_not_know,
         {"ends": 8, "pause": 0.02},
         "tells of head",
+    ),
+    "serves groups in parts": (
+        serves_groups_in_parts,
+        {"ends": 6, "down": 2.0, "upkeep": 8, "pause": 0.02},
+        "a part of a group",
     ),
     "speaks before the disk": (
         speaks_before_the_disk,
@@ -299,6 +310,11 @@ def test_a_node_that_forgets_how_its_log_was_written_is_noticed(monkeypatch: pyt
     forgets_how_the_log_was_written(monkeypatch)
     with pytest.raises(BrokenPromiseError, match=LOST):
         world_of(1, raise_the_setting_after_a_crash, **{**SAFE, "seconds": 20.0})
+
+
+def test_nodes_that_fetch_little_at_a_time_show_groups_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "SERVE_BYTES", 1)
+    all_of(range(6), {**SAFE, **MUTATIONS["serves groups in parts"][1]})
 
 
 def test_none_of_it_is_noticed_of_real_nodes() -> None:

@@ -1,18 +1,20 @@
 """Commits of a Spark query that are larger than any parcel: in a cluster they are there whole, and once, or not at all.
 
-Three nodes as processes.
+Three nodes as processes. One of them is killed while a commit goes from node to node, and another takes it over.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.clusterprocess import Trio
 from tests.hubprocess import HubProcess
+from tests.system.observing import eventually, status
 
 import headrace
 from headrace.net.cluster.replica_driver import MAX_APPEND
@@ -46,6 +48,18 @@ def staged(node: HubProcess, batch: int) -> tuple[headrace.SyncLinkClient, list[
     return link, stages
 
 
+def committed(link: headrace.SyncLinkClient, stages: list[str]) -> tuple[int | None, int | None]:
+    """Commit, again if the cluster has no primary for a while, as a query does that is started again."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            first, last = link.commit("query", 1, stages)
+            return first, last
+        except headrace.HeadraceError as error:
+            if "try again" not in str(error) or time.monotonic() > deadline:
+                raise
+
+
 def check(trio: Trio, count: int) -> None:
     """Every node has so many batches, each of them whole."""
     trio.working()
@@ -55,6 +69,11 @@ def check(trio: Trio, count: int) -> None:
                 int.from_bytes(value.as_py()[:4]) for rows in link.read(1) for value in rows.column("payload")
             ]
         assert numbers == list(range(ROWS)) * count, node.directory.name
+
+
+def written(node: HubProcess) -> int:
+    """Bytes of a node's log."""
+    return sum(path.stat().st_size for path in (node.data / "log").glob("*.open"))
 
 
 class Heads(threading.Thread):
@@ -96,3 +115,28 @@ def test_a_batch_larger_than_a_parcel_is_committed_by_any_node(trio: Trio) -> No
         check(trio, 2)
     # Nobody has seen a part of one.
     assert heads.seen <= {0, ROWS, 2 * ROWS}
+
+
+@pytest.mark.parametrize("part", [0.2, 0.9])
+def test_a_primary_that_is_killed_between_parts_leaves_all_or_nothing(trio: Trio, part: float) -> None:
+    primary = trio.working()
+    others = [node for node in trio.nodes if node is not primary]
+    link, stages = staged(others[0], 1)
+    before = written(primary)
+
+    def kill() -> None:
+        while written(primary) < before + part * ROWS * ROW:
+            time.sleep(0.001)
+        primary.kill9()
+
+    killing = threading.Thread(target=kill, daemon=True)
+    with link, Heads(others) as heads:
+        killing.start()
+        first, last = committed(link, stages)
+        killing.join(60)
+        assert (first, last) == (1, ROWS)
+        primary.restart()
+        trio.wires.targets[trio.nodes.index(primary)] = primary.address("parcel")
+        check(trio, 1)
+    assert heads.seen <= {0, ROWS}
+    eventually("the node that was killed takes part", lambda: status(primary)["mode"] == "WRK")

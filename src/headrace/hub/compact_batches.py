@@ -30,7 +30,9 @@ def compacted(batch: Batch) -> Iterator[Batch]:
         return
     op = batch.op
     for each in compact(batch.to_arrow()):
-        yield replace(each, op=op, tied=batch.tied)
+        # What was one batch stays together.
+        inner = batch.tied is not None and op + len(each) - 1 < batch.last_op
+        yield replace(each, op=op, tied=inner or batch.tied)
         op += len(each)
 
 

@@ -469,6 +469,18 @@ class Log:
             for first, last in segment.tied_after(op)
         ]
 
+    def sealed_end(self, op: int) -> int | None:
+        """The last operation of the sealed segment that has ``op``; None if a tail has it.
+
+        A tail's frames tell which operations are tied to the next. A sealed segment does not, but no group goes on
+        after it.
+        """
+        segments = self._kept
+        place = bisect_right(segments, op, key=_first_op) - 1
+        if place < 0:
+            return segments[0].first_op - 1
+        return None if isinstance(segments[place], TailFile) else segments[place].last_op
+
     def seq_at(self, time: int) -> int:
         """The first committed sequence number stamped at or after ``time`` (µs); ``head + 1`` if all are older."""
         past = self._whole_past

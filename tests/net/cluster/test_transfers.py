@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.cluster.effects import Serve
+from headrace.cluster.tied_ops import TiedOps
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState, entry
@@ -17,7 +18,7 @@ from headrace.log.replication_frames import unpack
 from headrace.log.snapshots.snapshot import FrozenState, Snapshot, parse
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import transfers as module
-from headrace.net.cluster.transfers import MAKE_SECONDS, Snapshots, between, served
+from headrace.net.cluster.transfers import MAKE_SECONDS, Snapshots, between, served, tied_spans
 from headrace.wire.parcel.body import GetSnapshot, Mode, NewState, NodeInfo, SnapshotPart
 
 
@@ -251,4 +252,27 @@ def test_a_node_that_asks_for_what_was_trimmed_is_told_the_oldest_operation(tmp_
     body, bulk = served(log, Serve(20, 7, 7, 9, 6))
     assert body == NewState(7, 7, 9, 6)
     check(log, body, bulk)
+    log.close()
+
+
+def test_a_node_is_served_a_sealed_segment_as_one_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was tied is not told by a sealed segment, so nobody shows a part of one."""
+    monkeypatch.setattr(module, "SERVE_BYTES", 1)
+    log = Log.open(tmp_path)
+    log.append(MIXED[:2])
+    log.append(MIXED[2:3])
+    log.rotate()
+    log.append(MIXED[3:])
+    log.commit(9)
+    assert log.seal_next() is not None
+    tied: list[tuple[int, int]] = []
+    op = 1
+    while op <= 9:
+        answer, bulk = served(log, Serve(2, 1, op, 9, 9))
+        tied += tied_spans(unpack(bulk, answer.first, answer.last)[1])
+        op = answer.last + 1
+    spans = TiedOps(tied)
+    assert [op for op in range(1, 10) if spans.whole(op) == op] == [6, 9]
     log.close()

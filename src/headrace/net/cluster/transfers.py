@@ -20,6 +20,7 @@ A fetched snapshot has :data:`MAX_BYTES` at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -56,7 +57,12 @@ def served(log: Log, asked: Serve) -> tuple[NewState, bytes]:
     except TrimmedError:
         return NewState(asked.view, log.first_op, log.first_op - 1, asked.commit), b""
     batches: list[Batch] = []
+    # Asked after it is read: a tail may be sealed meanwhile.
+    sealed_end = log.sealed_end(asked.first)
     for each in read:
+        if sealed_end is not None:
+            # It is served as one group, so nobody shows a part of a group that is in it.
+            each = replace(each, tied=each.last_op < sealed_end)
         # Sealed batches have a column for everything: stored like that, they would grow from node to node.
         batches += compacted(each)
     last = batches[-1].last_op if batches else asked.first - 1
