@@ -135,6 +135,8 @@ def test_a_primary_that_is_killed_between_parts_leaves_all_or_nothing(trio: Trio
         first, last = committed(link, stages)
         killing.join(60)
         assert (first, last) == (1, ROWS)
+        # Asked again, it is there.
+        assert link.commit("query", 1, stages) == (first, last)
         primary.restart()
         trio.wires.targets[trio.nodes.index(primary)] = primary.address("parcel")
         check(trio, 1)
