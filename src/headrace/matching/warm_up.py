@@ -27,7 +27,7 @@ _KERNELS: Final = "headrace.matching.kernels"
 _PACKAGE: Final = Path(__file__).parent
 
 _SOURCES: Final = (
-    *("kernels.py", "group_lookup.py", "attribute_reading.py", "row_filter.py", "sightings.py"),
+    *("kernels.py", "group_lookup.py", "attribute_reading.py", "row_filter.py", "sightings.py", "owners.py"),
     *("index/build.py", "index/grouping.py", "index/hashing.py", "index/layout.py", "index/merging.py"),
     *("index/planning.py", "index/segment.py"),
     *(predicate.__file__, region.__file__, fence.__file__, program.__file__),

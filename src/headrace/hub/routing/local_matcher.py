@@ -27,8 +27,9 @@ from headrace.hub.routing.subscriptions import (
     Subscriptions,
 )
 from headrace.matching import FENCE_WINDOW, Matcher, Matches
+from headrace.matching.owners import Owners
 from headrace.message import Batch
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES, MatcherPush, msg_id
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES, MatcherPush, msg_id
 
 if TYPE_CHECKING:
     from headrace.matching.tracks import Read
@@ -38,6 +39,9 @@ NO_CAP: Final = 1 << 40
 
 STEP: Final = 1000
 """Subscriptions judged in one step of sorting out."""
+
+_ROUTE: Final = np.dtype([("part", f"V{CLIENT_ID_BYTES}"), ("connector", f"S{NODE_ID_BYTES}")])
+"""Where a push goes: a part, and the connector of its client."""
 
 logger = logging.getLogger("headrace")
 
@@ -64,6 +68,8 @@ class LocalMatcher:
         )
         self.unready = False
         """Whether the matcher cannot be used yet. After resetting it, sort everything out."""
+        self._owners = Owners()
+        """The clients of the parts in the index; a client's own id needs no entry."""
         self._subscriptions = subscriptions
         self._wanted = wanted
         subscriptions.observers.append(self._follow)
@@ -78,6 +84,33 @@ class LocalMatcher:
         """
         for begin, matches in self.matcher.pieces(batch, record=record):
             yield batch.slice(begin, begin + len(matches)), matches
+
+    def clients_of(self, matches: Matches) -> Matches:
+        """The clients of matched parts, each once a message; for any thread."""
+        return self._owners.merge(matches)
+
+    def pushes(self, batch: Batch, matches: Matches, *, without: bytes | None) -> Iterator[MatcherPush]:
+        """The pushes of a matched batch, in order; clients of the connector ``without`` are left out.
+
+        A push names parts, of which the connector knows the clients.
+        """
+        if not len(matches.clients):
+            return
+        clients, numbers = self._owners.number(matches)
+        get, find_part = self._subscriptions.get, self._subscriptions.find_part
+        # A part may have left the index since; the state still knows its client.
+        kept = [get(find_part(client.tobytes())[0]) for client in clients]
+        connectors = np.array([b"" if each is None else each.connector for each in kept], _ROUTE["connector"])
+        pushed = np.array([each is not None and each.connector != without for each in kept])[numbers]
+        routes = np.empty(len(numbers), _ROUTE)
+        routes["part"] = matches.clients.view(_ROUTE["part"])[:, 0]
+        routes["connector"] = connectors[numbers]
+        data = routes[pushed].tobytes()
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pushed)])[matches.offsets] * _ROUTE.itemsize
+        nodes = _nodes(batch)
+        for row, (begin, end) in enumerate(pairwise(ends.tolist())):
+            if begin != end:
+                yield MatcherPush(msg_id(batch.first + row, nodes[row]), batch.run[row], data[begin:end])
 
     def rows(self, client: bytes, batch: Batch) -> Rows:
         """The places of the messages in a batch that are for one client; for any thread."""
@@ -98,9 +131,9 @@ class LocalMatcher:
             wanted = self._wanted(client, subscription)
             for part, each in subscription.parts(client).items():
                 if wanted and part not in self.matcher:
-                    self._subscribe(part, each)
+                    self._subscribe(client, part, each)
                 elif not wanted:
-                    self.matcher.withdraw(part)
+                    self._withdraw(part)
             if place % STEP == STEP - 1:
                 yield
 
@@ -111,60 +144,30 @@ class LocalMatcher:
         before = {} if old is None else old.parts(client, names)
         after = {} if new is None or not self._wanted(client, new) else new.parts(client, names)
         for part in before.keys() - after.keys():
-            self.matcher.withdraw(part)
+            self._withdraw(part)
         for part, each in after.items():
             if before.get(part) != each or part not in self.matcher:
-                self._subscribe(part, each)
+                self._subscribe(client, part, each)
 
-    def _subscribe(self, part: bytes, each: Part) -> None:
+    def _subscribe(self, client: bytes, part: bytes, each: Part) -> None:
         if self.unready:
             return
+        if part != client:
+            self._owners.add(part, client)
         try:
             self.matcher.subscribe(part, each.predicates)
         except LimitError as error:
-            self.matcher.withdraw(part)
+            self._withdraw(part)
             logger.error("the subscription %s is not matched: %s", part.hex(), error)
+
+    def _withdraw(self, part: bytes) -> None:
+        self.matcher.withdraw(part)
+        self._owners.release(part)
 
 
 def add_row(rows: Rows, row: int, *labels: Label) -> None:
     """Note that a message is for a client, and what it is told of it: of an unnamed subscription nothing."""
     rows[row] = tuple(sorted({*rows.get(row, ()), *(label for label in labels if label != UNNAMED)}))
-
-
-def clients_of(matches: Matches, subscriptions: Subscriptions) -> Matches:
-    """The clients of matched parts, each once a message."""
-    if not subscriptions.has_parts:
-        return matches
-    ids, owners = matches.clients.tobytes(), subscriptions.owners
-    each = [ids[at : at + CLIENT_ID_BYTES] for at in range(0, len(ids), CLIENT_ID_BYTES)]
-    each = [owners[part][0] if part in owners else part for part in each]
-    found = [dict.fromkeys(each[begin:end]) for begin, end in pairwise(matches.offsets.tolist())]
-    offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
-    clients = b"".join(client for some in found for client in some)
-    return Matches(offsets, np.frombuffer(clients, np.uint8).reshape(-1, CLIENT_ID_BYTES))
-
-
-def pushes(
-    batch: Batch, matches: Matches, subscriptions: Subscriptions, *, without: bytes | None
-) -> Iterator[MatcherPush]:
-    """The pushes of a matched batch, in order; clients of the connector ``without`` are left out.
-
-    A push names parts, of which the connector knows the clients.
-    """
-    if not len(matches.clients):
-        return
-    get, find_part = subscriptions.get, subscriptions.find_part
-    ids = matches.clients.tobytes()
-    nodes = _nodes(batch)
-    for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
-        routes = []
-        for at in range(begin, end, CLIENT_ID_BYTES):
-            part = ids[at : at + CLIENT_ID_BYTES]
-            kept = get(find_part(part)[0])
-            if kept is not None and kept.connector != without:
-                routes.append(part + kept.connector)
-        if routes:
-            yield MatcherPush(msg_id(batch.first + row, nodes[row]), batch.run[row], b"".join(routes))
 
 
 def mark(seq: int, node: int) -> MatcherPush:

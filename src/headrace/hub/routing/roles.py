@@ -20,7 +20,7 @@ from headrace.errors import StorageError
 from headrace.hub.routing.client_session import NOTHING, MatcherPath, MatcherPaths, PushSource
 from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.dispatcher import Dispatcher, Feeder
-from headrace.hub.routing.local_matcher import LocalMatcher, mark, pushes
+from headrace.hub.routing.local_matcher import LocalMatcher, mark
 from headrace.hub.routing.log_window import LogWindow
 from headrace.hub.routing.matcher_ring import FLEET, MatcherRing, join, leave
 from headrace.hub.routing.retired_connectors import RetiredConnectors
@@ -183,7 +183,7 @@ class RoutingRules:
         self._source.seen = self.own_path.upto = batch.last
         if self._pushes:
             without = None if self.connector is None else self.id
-            found = () if matches is None else pushes(batch, matches, self.subscriptions, without=without)
+            found = () if matches is None else self.matching.pushes(batch, matches, without=without)
             if self.dispatcher_link is not None:
                 self.dispatcher_link.push(found, batch.last)
             elif self.dispatcher is not None:

@@ -119,16 +119,6 @@ class Subscriptions:
         """A client's subscriptions."""
         return self._kept.get(client)
 
-    @property
-    def has_parts(self) -> bool:
-        """Whether any client has more than an unnamed subscription without alternatives."""
-        return bool(self._parts)
-
-    @property
-    def owners(self) -> Mapping[bytes, tuple[bytes, Label]]:
-        """The client and the label of each part; one that is not here is known by its client's id."""
-        return self._parts
-
     def find_part(self, part: bytes) -> tuple[bytes, Label]:
         """The client that a matcher's find is for, and what it is told."""
         return self._parts.get(part) or self._plain_fences.get(part) or (part, UNNAMED)

@@ -158,17 +158,25 @@ def file_clients(clients: Clients, slots: Ints, seed: np.uint64) -> None:
         slots[slot] = row + 1
 
 
-@kernel(INDEX(CLIENTS, INTS, INDEX, INDEX, INDEX, SEED))
-def find_client(clients: Clients, slots: Ints, first: int, second: int, third: int, seed: np.uint64) -> int:
-    """The row of a client, or -1."""
+@inline
+def slot_of_client(
+    clients: Clients, slots: Ints, first: int, second: int, third: int, seed: np.uint64
+) -> int:
+    """The slot of a client: its own, or the empty one where it would be."""
     mask = len(slots) - 1
     slot = np.int64(_hash_client(first, second, third, seed) & np.uint64(mask))
     while slots[slot] != 0:
         row = slots[slot] - 1
         if clients[row, 0] == first and clients[row, 1] == second and clients[row, 2] == third:
-            return int(row)
+            break
         slot = (slot + 1) & mask
-    return -1
+    return int(slot)
+
+
+@kernel(INDEX(CLIENTS, INTS, INDEX, INDEX, INDEX, SEED))
+def find_client(clients: Clients, slots: Ints, first: int, second: int, third: int, seed: np.uint64) -> int:
+    """The row of a client, or -1."""
+    return int(slots[slot_of_client(clients, slots, first, second, third, seed)]) - 1
 
 
 @kernel(INTS(INTS, WIDE, INTS, SEED, INTS))

@@ -17,7 +17,6 @@ from aiohttp import web
 from headrace.errors import FullError, LimitError, StorageError, UsageError
 from headrace.hub.access.principal import Action
 from headrace.hub.filters import Filter
-from headrace.hub.routing.local_matcher import clients_of
 from headrace.message import MAX_SEQUENCE, Batch
 from headrace.net.server.process import Server
 from headrace.net.server.status.report import measured
@@ -237,7 +236,7 @@ class Api:
             return [
                 bytes(client).hex()
                 for _, matches in matching.pieces(batch, record=False)
-                for client in clients_of(matches, self._server.subscriptions).clients
+                for client in matching.clients_of(matches).clients
             ]
 
         clients = sorted(await in_thread(self._server, match))

@@ -27,7 +27,7 @@ from headrace.archive.parquet_file import enveloped
 from headrace.client.conditions import AnyConditions, Condition, Conditions, alternatives_of
 from headrace.client.link.backtest import EVENTS, Backtest
 from headrace.errors import UsageError
-from headrace.hub.routing.local_matcher import LocalMatcher, clients_of
+from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.routing.subscriptions import (
     Subscriptions,
     rows_of_tables,
@@ -284,7 +284,7 @@ def _spans(ranges: Iterable[pa.RecordBatch]) -> Iterator[LogRange]:
     hide_from_collector("match")
 
 
-_loaded: tuple[str, Subscriptions, LocalMatcher, Past | None] | None = None
+_loaded: tuple[str, LocalMatcher, Past | None] | None = None
 
 
 def _match_ranges(
@@ -317,12 +317,12 @@ def _match(
         )
         subscriptions.add(rows_of_tables(table.to_batches()))
         matching.matcher.rebuild(everything=True)
-        _loaded = name, subscriptions, matching, past
-    _, subscriptions, matching, reader = _loaded
+        _loaded = name, matching, past
+    _, matching, reader = _loaded
     if reader is not None and past is not None:
         reader.span = past.span
     for rows in batches:
-        matches = clients_of(matching.matcher.match_rows(enveloped(rows)), subscriptions)
+        matches = matching.clients_of(matching.matcher.match_rows(enveloped(rows)))
         kept = np.diff(matches.offsets) > 0
         ids = pa.Array.from_buffers(
             pa.binary(CLIENT_ID_BYTES), len(matches.clients), [None, pa.py_buffer(matches.clients)]

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from headrace.archive.folder import Folder
 from headrace.errors import LostRangeError, TrimmedError, UsageError
-from headrace.hub.routing.local_matcher import LocalMatcher, pushes
+from headrace.hub.routing.local_matcher import LocalMatcher
 from headrace.hub.routing.subscriptions import (
     PART,
     Subscriptions,
@@ -125,7 +125,7 @@ class SubscriptionIndex:
             return
         for batch, matches in self._matching.pieces(Batch.over(rows)):
             self.found += len(matches.clients)
-            yield from pushes(batch, matches, self.subscriptions, without=None)
+            yield from self._matching.pushes(batch, matches, without=None)
 
 
 _kept: dict[tuple[str, str], SubscriptionIndex] = {}
