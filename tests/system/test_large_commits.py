@@ -61,14 +61,18 @@ def committed(link: headrace.SyncLinkClient, stages: list[str]) -> tuple[int | N
 
 
 def check(trio: Trio, count: int) -> None:
-    """Every node has so many batches, each of them whole."""
+    """Every node has so many batches, each of them whole, and tells readers the same history."""
     trio.working()
+    histories = set()
     for node in trio.nodes:
         with headrace.connect_sync(f"tube://{node.doors['tube_tcp']}") as link:
             numbers = [
                 int.from_bytes(value.as_py()[:4]) for rows in link.read(1) for value in rows.column("payload")
             ]
+            histories |= set(link.head(history=[0, len(numbers)]).history)
         assert numbers == list(range(ROWS)) * count, node.directory.name
+    assert len(histories) == 2
+    assert None not in histories
 
 
 def written(node: HubProcess) -> int:
