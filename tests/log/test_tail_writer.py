@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -96,3 +97,22 @@ def test_a_disk_that_reserves_nothing_still_takes_messages(
         assert log.tail == 8
     # As much again each time, so rarely.
     assert len(asked) == 3
+
+
+def test_nothing_is_reserved_of_a_disk_that_is_filling_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub refuses messages while too little is free: what it reserved itself must not bring that about."""
+    free = 8 << 20
+    asked: list[int] = []
+    monkeypatch.setattr(tail_writer, "reserve_ahead", lambda _fd, _offset, size: asked.append(size))
+    monkeypatch.setattr(os, "fstatvfs", lambda _fd: SimpleNamespace(f_bavail=free >> 12, f_frsize=1 << 12))
+    with closing(Log.open(tmp_path / "log")) as log:
+        for number in range(1, 9):
+            log.append([Batch(Run.one(bytes(1 << 20)), first=number, origin="test")])
+        assert log.tail == 8
+        assert asked == []
+        free = 1 << 30
+        for number in range(9, 18):
+            log.append([Batch(Run.one(bytes(1 << 20)), first=number, origin="test")])
+        assert len(asked) == 1

@@ -2,7 +2,8 @@
 
 A tail that grows has room on the disk reserved ahead of it, as much again as it has: to find a place for each page when
 it is written takes a third of the time of an append. The file's size says nothing of that, and a tail that nobody
-appends to any more gives it back.
+appends to any more gives it back. On a disk that is filling up nothing is reserved: sealing and snapshots need the
+room, and messages are refused while there is too little of it.
 
 A failed write may leave bytes after the last whole frame. They are cut off at once or, if the disk refuses even that,
 before anything else is written or a new tail begun: no frame may follow garbage.
@@ -38,6 +39,8 @@ back to its host, and writing to them takes ten times as long as to memory in us
 _RESERVED_FROM: Final = 1 << 20
 """Bytes of a tail from which on room is reserved for more."""
 _MOST_RESERVED: Final = 16 << 20
+_SPARE: Final = 8
+"""Nothing is reserved of a disk that has less free than so many times as much."""
 
 
 class TailWriter:
@@ -94,8 +97,11 @@ class TailWriter:
 
     def _reserve(self, file: TailFile) -> None:
         size = min(file.size, _MOST_RESERVED)
-        # If the disk has no room for it, the write finds out whether there is any for the messages.
-        reserve_ahead(file.fd, file.size, size)
+        # If that fails, as by a quota, the write finds out whether there is room for the messages.
+        with contextlib.suppress(OSError):
+            disk = os.fstatvfs(file.fd)
+            if disk.f_bavail * disk.f_frsize >= _SPARE * size:
+                reserve_ahead(file.fd, file.size, size)
         self._reserve_at = file.size + size
 
     def note_cut_back(self) -> None:
