@@ -329,7 +329,7 @@ def test_sealing_goes_on_after_a_cut(tmp_path: Path) -> None:
 
 
 class TestCommittedAtOpening:
-    @pytest.mark.parametrize(("known", "head"), [(None, TAIL), (0, 0), (4, 4), (99, TAIL)])
+    @pytest.mark.parametrize(("known", "head"), [(None, TAIL), (0, 0), (3, 3), (4, 3), (99, TAIL)])
     def test_what_is_known(self, tmp_path: Path, known: int | None, head: int) -> None:
         build(tmp_path).close()
         log = Log.open(tmp_path, committed=known)

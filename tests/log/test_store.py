@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,23 @@ class TestAppending:
         with pytest.raises(UsageError, match="cannot commit 4: the tail is 3"):
             log.commit(4)
         log.close()
+
+    def test_a_note_of_what_is_committed_may_end_within_a_group_and_what_is_shown_does_not(
+        self, tmp_path: Path
+    ) -> None:
+        """A node notes no more than is synced, and a group may be synced in parts."""
+        log = Log.open(tmp_path)
+        append(log, b"one", b"two")
+        log.append([replace(batch(3, b"a"), tied=True), replace(batch(4, b"b"), tied=True)])
+        log.append([replace(batch(5, b"c", b"d"), tied=True)])
+        log.append([replace(batch(7, b"mark"), tied=False), replace(batch(8, b"e"), tied=False)])
+        log.close()
+        shown = []
+        for noted in range(10):
+            log = Log.open(tmp_path, committed=noted)
+            shown.append(log.head_op)
+            log.close()
+        assert shown == [0, 1, 2, 2, 2, 2, 2, 7, 8, 8]
 
     @pytest.mark.parametrize(
         "batches",

@@ -101,7 +101,7 @@ class Log:
         """The last sequence number appended; 0 in an empty log."""
         self.tail_op = last.last_op
         """The last operation appended; 0 in an empty log."""
-        self.head_op = last.last_op if committed is None else min(max(committed, self._safe), last.last_op)
+        self.head_op = last.last_op if committed is None else self._known(committed)
         """The last operation committed."""
         self.head = self.seq_of(self.head_op)
         """The last message committed; 0 before the first."""
@@ -311,11 +311,13 @@ class Log:
             try:
                 for remaining in cut_back(self.directory, self._segments, last):
                     self._segments = remaining
-                    self._note_tail()
-                    self.last_time = self._tail_file.last_time
             except FailedSync as error:
                 self._note_failure(error)
                 raise
+            finally:
+                # A step that fails may have shortened the tail.
+                self._note_tail()
+                self.last_time = self._tail_file.last_time
             self._writer.note_cut_back()
 
     def sync(self) -> int:
@@ -705,6 +707,18 @@ class Log:
             with contextlib.suppress(OSError):
                 # A group that is not whole is promised to nobody.
                 self._watermark.write(self.uuid, min(self._synced, self._whole), sync=sync)
+
+    def _known(self, committed: int) -> int:
+        """The last operation to show of which ``committed`` are noted: the note may end within a group, as a sync may.
+
+        A commit never does, so more is committed, and the rest of the group is shown with its beginning.
+        """
+        safe = self._safe
+        if committed <= safe:
+            return safe
+        tails = [segment for segment in self._segments if isinstance(segment, TailFile)]
+        tail = next((tail for tail in tails if tail.first_op <= committed < tail.last_op), None)
+        return min(committed, self.tail_op) if tail is None else max(tail.whole(committed), safe)
 
     @property
     def _safe(self) -> int:

@@ -477,6 +477,16 @@ class TailFile:
             if self._is_continued(index)
         ]
 
+    def whole(self, op: int) -> int:
+        """The last operation up to ``op``, which must be here, that is not tied to the next."""
+        ops = self._columns.ops
+        index = bisect_right(ops, op) - 1
+        if not self._is_continued(index):
+            return op
+        while index and self._is_continued(index - 1):
+            index -= 1
+        return ops[index] - 1
+
     def _is_continued(self, index: int) -> bool:
         """Whether a frame's append continues in the next frame."""
         header = os.pread(self.fd, frame.HEADER.size, self._columns.offsets[index])
