@@ -437,6 +437,26 @@ def test_an_outbox_that_cannot_note_a_refusal_tries_again_later(edge: Edge, root
     assert edge.set_aside_payloads == [b"a"]
 
 
+def test_no_more_is_sent_than_the_disk_can_note(edge: Edge, root: Root) -> None:
+    """Otherwise a crash would have more sent again than the upstream hub still recognises."""
+    edge.away()
+    for number in range(300):
+        for publisher in "pq":
+            edge.publish(publisher, number, f"{publisher}{number}")
+            edge.turn()
+    edge.relay.connected()
+    append, edge.kept_log.append = edge.kept_log.append, full  # type: ignore[method-assign]
+    for _ in range(30):
+        edge.send()
+        edge.receive()
+    assert 0 < len(payloads(root.log)) < 100
+    edge.kept_log.append = append  # type: ignore[method-assign]
+    edge.crash()
+    edge.drain()
+    assert payloads(root.log) == [f"{kind}{number}".encode() for number in range(300) for kind in "pq"]
+    assert edge.set_aside_payloads == []
+
+
 class StoreAndForward(RuleBasedStateMachine):
     """Against a plain model: what was acknowledged, by whom and in which order."""
 

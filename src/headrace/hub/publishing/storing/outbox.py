@@ -22,7 +22,7 @@ from uuid import UUID
 
 import msgspec
 
-from headrace.errors import FullError, HeadraceError, UsageError
+from headrace.errors import FullError, HeadraceError, StorageError, UsageError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, mark
 from headrace.hub.publishing.publisher_numbers import Holder, PublisherNumbers
 from headrace.hub.publishing.same_rows import Elsewhere
@@ -214,6 +214,7 @@ class Outbox:
         """Requests on their way to the disk."""
         self.aside_bytes = 0
         """Bytes of what the upstream hub refused; they count against the bound."""
+        self._unnoted = False
         self._publishing = IdempotentPublishing(self.hub, self.numbers, elsewhere)
         self._coming = 0
         """Bytes of those requests."""
@@ -302,7 +303,22 @@ class Outbox:
         )
         # At once, though it is not committed yet: the next note adds to this one.
         self.state.settled = settled
-        self.hub.submit(entry(_PART, "settled", msgspec.json.encode(settled)))
+        self.note(lambda: None)
+
+    def note(self, done: Callable[[], None]) -> None:
+        """Write down what is settled; ``done`` is called once that is committed."""
+
+        def noted(result: Batch | StorageError) -> None:
+            self._unnoted = not isinstance(result, Batch)
+            if not self._unnoted:
+                done()
+
+        self.hub.submit(entry(_PART, "settled", msgspec.json.encode(self.state.settled)), noted)
+
+    @property
+    def unnoted(self) -> bool:
+        """Whether the disk has refused the newest note, and may take it later."""
+        return self._unnoted and self.hub.failed is None
 
     def leave_out(self, op: int) -> None:
         """Read from operation ``op`` on from now on: the outbox is empty, and what is before may be removed."""

@@ -18,7 +18,7 @@ Kept are messages, and new services together with the messages that need them. O
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -177,6 +177,8 @@ class StoringRelay(PublishRelay):
     def tick(self, now: float) -> None:
         """Begin to store if the upstream hub has been away for too long, or try again what it refused for now."""
         self._now = now
+        if self.outbox.unnoted:
+            self.outbox.note(self.wake)
         if not self.storing or self._failure is not None:
             super().tick(now)
         elif self._is_away(now):
@@ -192,6 +194,13 @@ class StoringRelay(PublishRelay):
             return
         self._give_back()
         super().refuse(reason)
+
+    def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
+        """Yield the requests to send now: none that could not be noted to be upstream.
+
+        After a crash they are all sent again, and the upstream hub recognises a publisher's latest only.
+        """
+        return iter(()) if self.storing and self.outbox.unnoted else super().due(here=here)
 
     @property
     def due_from(self) -> int | None:
