@@ -419,7 +419,8 @@ class TubeUpstream:
                     if self._session is not None:
                         return await work(self._session)
                 except TimeoutError:
-                    return UnavailableError(f"{self.problem}: try again later")
+                    # It may have come back in this very moment.
+                    return UnavailableError(f"{self.problem or 'the upstream hub was away'}: try again later")
                 except LostTubeError:
                     await asyncio.sleep(_AGAIN_SECONDS)
                     deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
