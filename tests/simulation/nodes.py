@@ -191,9 +191,13 @@ class World:
     def appends(self, batches: Sequence[Batch]) -> None:
         """A primary appends batches together."""
         for place, batch in enumerate(batches, 1):
-            end = batch.last_op + bool(place < len(batches) or batch.tied)
+            ops = {(op, batch.node, batch.time) for op in range(batch.op, batch.last_op + 1)}
+            # What it wanted to append there at this moment before was refused by the disk.
+            self.tied -= ops
             if len(batches) > 1 or batch.tied:
-                self.tied |= {(op, batch.node, batch.time) for op in range(batch.op, end)}
+                self.tied |= ops
+                if place == len(batches) and not batch.tied:
+                    self.tied.remove((batch.last_op, batch.node, batch.time))
 
     def acknowledged_at(self, first: int, payloads: list[bytes]) -> None:
         for seq, payload in enumerate(payloads, first):
