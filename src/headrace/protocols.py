@@ -67,6 +67,9 @@ DEAD_LETTER: Final = "consumer"
 HTTP: Final = "http"
 """The origin of messages that were posted."""
 
+HUBS_OWN_NAMES: Final = "headrace/"
+"""How publishers' names begin that hubs give themselves; no client may use one."""
+
 PUSHED_ORIGINS: Final = ("fyrehose", "spp", "attribute")
 """Origins whose publishers do not wait for an acknowledgement."""
 

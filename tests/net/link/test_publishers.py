@@ -50,6 +50,16 @@ async def test_of_two_live_publishers_with_one_name_the_older_is_fenced(server: 
             await new.publish(b"no longer")
 
 
+async def test_names_that_hubs_give_themselves_are_no_clients(server: Server) -> None:
+    # The appends of HTTP's producers are marked so: whoever knew a mark could stop its producer.
+    async with client(server) as link, link_peer(server) as peer:
+        with pytest.raises(RefusedError, match="own names"):
+            await link.publisher("headrace/stream/1/ab").publish(b"no")
+        refused = await publish(peer, b"no", number=2**62 - 1, name="headrace/stream/1/ab")
+        assert refused["error"] == "malformed"
+        assert payloads(server) == []
+
+
 async def test_an_epoch_outlives_tubes_and_the_hub(tmp_path: Path) -> None:
     async with running_hub(tmp_path) as server, link_peer(server) as peer:
         one = await opened(peer, "one")

@@ -19,7 +19,7 @@ from headrace.hub.publishing.passed import column_texts, number_range, unpack_pa
 from headrace.hub.sequencer import Claim, Opened, Opening, WhenPublished
 from headrace.log import Log
 from headrace.message import Batch, Run
-from headrace.protocols import ORIGINS, PUBLISHED_ORIGINS
+from headrace.protocols import HUBS_OWN_NAMES, ORIGINS, PUBLISHED_ORIGINS
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import PUBLISHED, rows_of
 
@@ -98,6 +98,7 @@ class PublishRequests:
             raise _unknown_origin(request.origin)
         if number is not None and not publisher:
             raise RefusedError("malformed", "a number is a publisher's: say whose it is")
+        _check_name(publisher)
         batch = self._bodies.published(
             body, rows, origin=request.origin, publisher=publisher or asker.peer, number=number
         )
@@ -133,6 +134,7 @@ class PublishRequests:
             else:
                 asker.answer(request.id, epoch=opened.epoch, newest=opened.newest)
 
+        _check_name(request.publisher)
         client = request.client or asker.principal.owner
         wanted = Opening(holder, client, request.by or asker.describe())
         self._publishing.open(request.publisher, wanted, reply)
@@ -246,6 +248,13 @@ def _some_rows(body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
     if not rows.num_rows:
         raise RefusedError("malformed", "there are no rows in the body")
     return rows
+
+
+def _check_name(publisher: str) -> None:
+    if publisher.startswith(HUBS_OWN_NAMES):
+        raise RefusedError(
+            "malformed", f"publisher {publisher[:64]!r}: {HUBS_OWN_NAMES}… are hubs' own names"
+        )
 
 
 def _check_topic(longest: int) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.message import MAX_SEQUENCE
+from headrace.protocols import HUBS_OWN_NAMES
 
 MAX_PRODUCERS: Final = 1024
 """Producers of one stream. No limit here is a setting: the state must depend on the log alone."""
@@ -149,7 +150,8 @@ def mark_of(stream: Stream, producer: str) -> str:
     """
     # Of a topic that nobody created a stream of, the first append does, and has no id yet.
     whose = f"{producer}\0{'' if stream.id else stream.topic}"
-    return f"stream/{stream.id}/{blake2b(whose.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+    digest = blake2b(whose.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return f"{HUBS_OWN_NAMES}stream/{stream.id}/{digest}"
 
 
 def media_type(content_type: str) -> str:
