@@ -18,7 +18,11 @@ def test_runs(tmp_path: Path) -> None:
     reading, delays, *publishing, ceilings = figures["tables"]
     assert [row["name"] for row in reading["rows"]] == ["from the open tail", "from sealed segments"]
     assert all(row["messages/s"] > 0 for row in reading["rows"])
-    assert [row["name"] for row in delays["rows"]] == ["raw loopback socket", "link"]
+    assert [row["name"] for row in delays["rows"]] == [
+        "raw loopback socket",
+        "link, follow",
+        "link, acknowledged",
+    ]
     assert all(0 < row["p50"] <= row["p99"] for row in delays["rows"])
     assert publishing
     for table in publishing:

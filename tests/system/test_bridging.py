@@ -255,8 +255,9 @@ def watch_matches(hub: HubProcess, stack: ExitStack, seen: Seen, types: dict[int
 
 
 def plain(message: Message) -> dict[str, Any]:
-    # The names of subscriptions that a message satisfies are a client's, not the envelope's.
-    fields = {name: getattr(message, name) for name in message.__struct_fields__ if name != "subs"}
+    # The subscriptions that a message satisfies, and the fences' events, are a client's, not the envelope's.
+    own = ("subs", "events")
+    fields = {name: getattr(message, name) for name in message.__struct_fields__ if name not in own}
     return fields | {"attributes": dict(message.attributes), "numbers": dict(message.numbers)}
 
 

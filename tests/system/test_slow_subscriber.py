@@ -13,6 +13,7 @@ from tests.system.observing import FREED_AT_ONCE, counter, eventually, head, mem
 from tests.system.rawclient import Address, Publisher, Subscriber
 
 from headrace.message import Run
+from headrace.net.fyrehose.tcp import CACHE_BYTES
 from headrace.wire.fyrehose.stream import DeliverRun, push_run
 
 MESSAGE_BYTES = 1024
@@ -42,7 +43,7 @@ def test_one_that_stops_reading_costs_the_others_nothing(tmp_path: Path) -> None
         address = hub.address("fyrehose")
         quick = [stack.enter_context(Reader(address)) for _ in range(2)]
         assert all(reader.subscribed.wait(10) for reader in quick)
-        # Fills what the hub keeps of the newest messages for everybody; from here on only the slow ones are new.
+        # The hub has done all that it does once: from here on only the slow ones are new.
         publish(hub, few)
         follow(hub, quick)
         before = memory(hub)
@@ -134,7 +135,10 @@ def follow(hub: HubProcess, readers: list[Reader]) -> None:
 
 
 def _check_grown(grown: int, stalled: int) -> None:
-    assert grown < (8 + 2 * stalled) * MIB, f"{grown / MIB:.1f} MiB for {stalled} that do not read"
+    # What is kept of the newest messages while anybody lags is there once for all who do.
+    assert grown - CACHE_BYTES < (8 + 2 * stalled) * MIB, (
+        f"{grown / MIB:.1f} MiB for {stalled} that do not read"
+    )
 
 
 def _check(run: DeliverRun) -> None:

@@ -16,7 +16,7 @@ import headrace
 from headrace.archive.folder import Folder
 from headrace.errors import ConfigError
 from headrace.net.server.accepting.recording import FILE_BYTES, Recorder
-from headrace.spark.jobs.decode import rows_of
+from headrace.spark.jobs.decode.capture_rows import rows_of
 from headrace.tube import connect
 from headrace.wire.capture import MAX_CHUNK, Capture, CaptureDecoder, Chunk
 
