@@ -47,7 +47,7 @@ export default {
       h("div", { class: "row" }, h("label", {}, "Topic", h("input", { name: "topic", autocomplete: "off" })),
         h("button", { type: "submit", class: "primary" }, "Who would get this?")));
     main.append(h("p", { class: "lead" }, "Content subscriptions."), said, facts,
-      h("div", { class: "grid" }, h("section", { class: "sheet stack", "aria-label": "Subscriptions" }, search, found),
+      h("div", { class: "grid wide-first" }, h("section", { class: "sheet stack", "aria-label": "Subscriptions" }, search, found),
         h("div", {}, h("section", { class: "sheet" }, h("h2", {}, "Try a message"), trying, who),
           h("section", { class: "sheet" }, h("h2", {}, "Matched"), matched.element))));
 
