@@ -22,10 +22,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
-# More than twice as many as there are cores, as most tests wait for another process; one for each 2 GB at most, as each
-# may start a JVM.
-JOBS   ?= $(shell awk -v cores="$$(nproc)" '/^MemTotal/ { jobs = (cores < 4 ? cores : 4) * 2 + 1; most = int($$2 / 2e6); \
-	print jobs < most ? jobs : most < 1 ? 1 : most }' /proc/meminfo)
+# One more than there are cores, as some tests wait; not many, as each may start a JVM.
+JOBS   ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) + 1 }')
+QUICK_JOBS ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) * 2 }')
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 FUZZ_SECONDS ?= 5
 # Of `make soak`: how long the soak itself takes, and whether the tests are repeated after it.
@@ -61,8 +60,9 @@ endif
 up: setup
 	@$(BIN)/headrace up
 
+# Without JVMs there is memory for more at a time, and most of these tests wait now and then.
 quick: setup
-	$(PYTEST) -m 'not spark and not browser and not slow and not thorough'
+	$(PYTEST) -n $(QUICK_JOBS) -m 'not spark and not browser and not slow and not thorough'
 
 test: setup $(CLASSES)
 	@sh tools/browser.sh
