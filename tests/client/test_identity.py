@@ -36,7 +36,7 @@ def test_an_id_of_its_own_making() -> None:
 @pytest.mark.parametrize(
     ("client_id", "key", "complaint"),
     [
-        (None, KEY, "a key belongs to a client: give its client_id too"),
+        (None, KEY, "client_id and key belong together; the key of a certificate is cert_key"),
         ("0011", None, "client_id '0011': expected 24 hex digits"),
         (CLIENT, "\udcff", "the key is no text"),
     ],

@@ -181,6 +181,9 @@ def test_nobody_is_asked_for_the_password_of_a_key(certificate: Certificate, tmp
         ("ws://h", {"pin": "x"}, "connect to wss://"),
         ("tube+tls://h", {"ca": "/nowhere.pem"}, "no certificates to trust"),
         ("tube+tls://h", {"cert_key": "/nowhere.pem"}, "give cert too"),
+        ("tube+tls://h", {"key": "ada.key"}, "cert_key"),
+        ("sdk+tls://h", {"key": "ada.key"}, "cert_key"),
+        ("fyrehose+tls://h", {"cert": "/nowhere.pem"}, "cert_key"),
         ("fyrehose+tls://h", {"transport": "udp"}, "TLS needs TCP"),
     ],
 )

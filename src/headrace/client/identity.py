@@ -16,12 +16,18 @@ from headrace.wire.sdk.auth import MAX_CHALLENGE, Auth, parse_client_id, seriali
 _NANO: Final = 1_000_000_000
 
 
+def check_credentials(client_id: str | None, key: str | None) -> None:
+    """Refuse a client id without its key, and a key that is nobody's."""
+    if (client_id is None) != (key is None):
+        raise UsageError("client_id and key belong together; the key of a certificate is cert_key")
+
+
 class Identity:
     """A client id, made up if none is given, and the key that proves it, if any."""
 
     def __init__(self, client_id: str | None, key: str | None) -> None:
         if key is not None and client_id is None:
-            raise UsageError("a key belongs to a client: give its client_id too")
+            check_credentials(client_id, key)
         self.made_up = client_id is None
         self.client_id = secrets.token_bytes(CLIENT_ID_BYTES) if client_id is None else _id_bytes(client_id)
         try:

@@ -105,7 +105,8 @@ class TlsFiles:
                 context.load_cert_chain(self.cert, self.cert_key, password=_no_password)
             except (OSError, ValueError) as error:
                 raise UsageError(
-                    f"{self.cert}: no certificate with its key, in PEM without a password ({told(error)})"
+                    f"{self.cert}: no certificate with its key (cert_key, if that is another file), in PEM without a"
+                    f" password ({told(error)})"
                 ) from None
         return context
 

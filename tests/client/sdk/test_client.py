@@ -340,7 +340,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "complaint"),
         [
-            ({"key": KEY}, "give its client_id too"),
+            ({"key": KEY}, "client_id and key belong together"),
             ({"client_id": "me"}, "client_id 'me': expected 24 hex digits"),
             ({"from_seq": -1}, "from_seq -1: expected 0 to"),
             ({"heartbeat": 0}, "heartbeat 0: expected more than 0"),

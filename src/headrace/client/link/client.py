@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headrace.client.base import Attributes, parse_url
 from headrace.client.conditions import AnyConditions, Condition, alternatives_of
-from headrace.client.identity import signer
+from headrace.client.identity import check_credentials, signer
 from headrace.client.link.backtest import Backtest
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.consumer import Consumer
@@ -140,8 +140,7 @@ class LinkClient(StateRequests):
     ) -> None:
         if not 1 <= credit <= ask.MAX_CREDIT:
             raise UsageError(f"credit {credit}: expected 1 to {ask.MAX_CREDIT}")
-        if (client_id is None) != (key is None):
-            raise UsageError("client_id and key belong together")
+        check_credentials(client_id, key)
         if transport not in ("tcp", "websocket"):
             raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'")
         proof = None if client_id is None or key is None else signer(client_id, key)

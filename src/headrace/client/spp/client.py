@@ -35,7 +35,7 @@ from typing import (
 import msgspec
 
 from headrace.client.base import AsyncContext, Client, Courtesy, Payload, parse_url
-from headrace.client.identity import Identity
+from headrace.client.identity import Identity, check_credentials
 from headrace.client.spp.object_copy import NOTHING, CopyReader, Kind
 from headrace.client.spp.services import KnownServices, Waiter
 from headrace.client.tls import RenewedContext, TlsOptions, client_tls
@@ -99,8 +99,7 @@ class SppClient(Client):
         random: Random | None = None,
         tls: RenewedContext | None = None,
     ) -> None:
-        if (client_id is None) != (key is None):
-            raise UsageError("client_id and key belong together")
+        check_credentials(client_id, key)
         identity = None if client_id is None else Identity(client_id, key)
         self._services = KnownServices(hosts, identity, random or Random(), tls)
         super().__init__(self._services.failover, timeout)
