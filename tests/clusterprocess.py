@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeAlias
 
-from tests.hubprocess import HubProcess, lasting_port
+from tests.hubprocess import HubProcess
+from tests.ports import lasting_port
 from tests.system.observing import eventually, status
 
 from headrace.config import DOORS

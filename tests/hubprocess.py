@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +28,7 @@ from typing import NoReturn, Self
 
 import pytest
 from tests.forking import Forked, forked
+from tests.ports import lasting_port
 
 from headrace.config import DOORS
 
@@ -38,12 +36,6 @@ FREE_DOORS = tuple(f"listen.{door}=127.0.0.1:0" for door in DOORS)
 """Settings that give each door a free port."""
 
 _SOAK = os.environ.get("HEADRACE_SOAK", "0") not in ("", "0")
-
-_LASTING_PORTS = range(10_000, 32_000)
-"""Ports below the range for port 0: nothing else takes a hub's port while it restarts."""
-
-_given: set[int] = set()
-"""Ports given to hubs of this process, which may be down at the moment."""
 
 START_SECONDS = 60.0
 """Long enough for a cold machine that has to compile the kernels first."""
@@ -220,22 +212,3 @@ class HubProcess:
 
     def _fail(self, what: str) -> NoReturn:
         pytest.fail(f"{what}\nIts stderr:\n{self.stderr or '(nothing)'}", pytrace=False)
-
-
-def lasting_port() -> int:
-    """A port that is free for TCP and UDP and will not be taken while a hub is down."""
-    # Each xdist worker has its own share of the ports.
-    worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-    while True:
-        port = secrets.choice(_LASTING_PORTS[worker::workers])
-        if port in _given:
-            continue
-        _given.add(port)
-        try:
-            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-                with socket.socket(socket.AF_INET, kind) as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return port

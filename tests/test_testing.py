@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.ports import lasting_port
 
 import headrace.testing
 from headrace.errors import ClosedError, ConfigError, UsageError
@@ -54,7 +55,7 @@ def test_settings_and_doors() -> None:
 
 
 def test_its_files_are_gone_and_its_ports_free() -> None:
-    with Hub() as hub:
+    with Hub({"listen.tube_tcp": f"127.0.0.1:{lasting_port()}"}) as hub:
         address = hub.doors["tube_tcp"]
         data = hub._running.settings.node.data
         assert data.exists()

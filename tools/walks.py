@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator  # noqa: E402
 from dataclasses import dataclass, field  # noqa: E402
 from typing import Any  # noqa: E402
 
+from tests.ports import lasting_port  # noqa: E402
 from tools.pictures import Picture  # noqa: E402
 from tools.tracing import SOURCE, Connection, Function, HandOver, LoopThread, Trace, function_of  # noqa: E402
 
@@ -168,7 +169,7 @@ def link(loop: LoopThread, directory: Path) -> Walk:
     """
     import headrace
 
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    addresses = [f"127.0.0.1:{lasting_port()}" for _ in range(3)]
     with contextlib.ExitStack() as stack:
         servers = {}
         for number, address in enumerate(addresses):
@@ -366,15 +367,6 @@ def wait_until(loop: LoopThread, holds: Callable[[], Any]) -> Any:
         expect(time.monotonic() < deadline, f"what is waited for comes true within {SECONDS:g} s")
         time.sleep(0.02)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free, all different."""
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in socks:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in socks]
 
 
 def _command(*elements: bytes) -> bytes:

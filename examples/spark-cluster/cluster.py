@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -98,10 +99,11 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A free port that the system gives to nobody who asks for any while the JVM starts: such are 32,768 and up."""
+    while True:
+        port = random.randrange(16_384, 32_768)
+        if _is_free(port):
+            return port
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from tests.hubprocess import lasting_port
+from tests.ports import lasting_port
 
 from headrace.wire.attribute.publish import Publish, PublisherDecoder
 from headrace.wire.sdk.auth import Auth

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Self, cast
 
-from tests.hubprocess import lasting_port
 from tests.net.raw import ack, keepalive
+from tests.ports import lasting_port
 
 SECONDS = 20.0
 """How long anything may take: much longer than it does, so that a busy machine fails no test."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 from tests.hubprocess import HubProcess
+from tests.ports import lasting_port
 
 import headrace
 from headrace import connect_sync
@@ -71,9 +72,9 @@ def test_history_by_message_and_by_batch_from_one_place(url: str) -> None:
         assert client.at_hand() is None
 
 
-def test_errors_are_the_same(url: str, unused_tcp_port: int) -> None:
+def test_errors_are_the_same(url: str) -> None:
     with pytest.raises(UnreachableError, match="is the hub running"):
-        connect_sync(f"fyrehose://127.0.0.1:{unused_tcp_port}").open()
+        connect_sync(f"fyrehose://127.0.0.1:{lasting_port()}").open()
     assert threads() == 0
     with connect_sync(url) as client:
         with pytest.raises(LimitError):

@@ -19,6 +19,7 @@ from tests.conform.middleman import (
     SilentStranger,
 )
 from tests.hubprocess import HubProcess
+from tests.ports import lasting_port
 
 from headrace.conform import Case, Outcome, Result, Target, cases_of, run_cases
 from headrace.conform.target import Place
@@ -165,21 +166,15 @@ def test_what_a_case_is_about_makes_it_fail(
     assert result.outcome is Outcome.PASSED
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
-
-
 @pytest.mark.parametrize("protocol", sorted(set(DOORS.values())))
 def test_nobody_is_there(protocol: str) -> None:
-    target = Target(Place("127.0.0.1", free_port()), SHORT, door="publisher")
+    target = Target(Place("127.0.0.1", lasting_port()), SHORT, door="publisher")
     with pytest.raises(UnreachableError, match="refused"):
         next(run_cases(cases_of(protocol), target))
 
 
 def test_a_server_without_tcp_is_tried_by_datagrams(target_of: TargetOf) -> None:
-    port = free_port()
+    port = lasting_port()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
         plain.bind(("127.0.0.1", port))
         plain.settimeout(10)

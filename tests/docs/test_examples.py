@@ -25,7 +25,6 @@ import doctest
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from tests.ports import lasting_port
 
 from headrace.config import DOORS, load
 
@@ -138,15 +138,9 @@ def running_hub(command: str, directory: Path) -> Iterator[None]:
 
 
 def free_ports(text: str) -> dict[int, int]:
-    """A free port for each default one and each that a text names; held all at once, so that they differ."""
+    """A free port for each default one and each that a text names."""
     named = {int(port) for port in re.findall(r"(?<=127\.0\.0\.1:)\d+\b", text)} - {0}
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for port in {*DEFAULT_PORTS.values(), *named}:
-            sock = stack.enter_context(socket.socket())
-            sock.bind(("127.0.0.1", 0))
-            found[port] = sock.getsockname()[1]
-    return found
+    return {port: lasting_port() for port in {*DEFAULT_PORTS.values(), *named}}
 
 
 def elsewhere(text: str, ports: dict[int, int]) -> str:

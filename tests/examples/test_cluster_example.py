@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.forking import completed
 from tests.hubprocess import STOP_SECONDS
+from tests.ports import lasting_row
 from tests.system.observing import eventually
 
 import headrace
@@ -23,23 +21,9 @@ from headrace.errors import HeadraceError
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cluster" / "run.py"
 
 
-def free_ports() -> int:
-    """The first of those that the example wants."""
-    for base in random.SystemRandom().sample(range(20_000, 31_000, 10), 100):
-        wanted = [base + 100 * node + door for node in range(3) for door in range(11)]
-        try:
-            with ExitStack() as stack:
-                for port in wanted:
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        except OSError:
-            continue
-        return base
-    pytest.fail("no ports are free")
-
-
 @pytest.fixture
 def example(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    base = free_ports()
+    base = lasting_row(*(100 * node + door for node in range(3) for door in range(11)))
     command = [sys.executable, str(EXAMPLE), "--data", str(tmp_path), "--port", str(base)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

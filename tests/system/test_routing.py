@@ -21,7 +21,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.hubprocess import HubProcess, lasting_port
+from tests.hubprocess import HubProcess
+from tests.ports import lasting_port
 from tests.system.observing import counter, eventually, status
 
 import headrace

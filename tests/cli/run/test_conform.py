@@ -5,6 +5,7 @@ import socket
 
 from tests.cli.conftest import Command, Run
 from tests.hubprocess import HubProcess
+from tests.ports import lasting_port
 
 from headrace.conform import PROTOCOLS, cases_of
 
@@ -56,8 +57,7 @@ def test_a_failure_says_everything(shown: Run) -> None:
 
 
 def test_nobody_is_there(run: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    address = f"127.0.0.1:{lasting_port()}"
     result = run("conform", "parcel", address)
     assert result.exit_code == 1
     assert result.stderr == f"headrace: {address}: connection refused\n"

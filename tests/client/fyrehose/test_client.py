@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -11,6 +10,7 @@ import pytest
 from tests.client.hubs import SECONDS, UdpHub, Visit, bad_road, scripted_hub
 from tests.hubprocess import HubProcess
 from tests.net.raw import ack, address_of, deliver, forward, request, until
+from tests.ports import lasting_port
 
 from headrace import connect
 from headrace.client import staleness
@@ -582,13 +582,13 @@ class TestForward:
 
 
 class TestOpening:
-    async def test_nobody_listens(self, unused_tcp_port: int) -> None:
+    async def test_nobody_listens(self) -> None:
         with pytest.raises(UnreachableError, match=r"refused; is the hub running there\? `headrace serve`"):
-            await connect(f"fyrehose://127.0.0.1:{unused_tcp_port}").open()
+            await connect(f"fyrehose://127.0.0.1:{lasting_port()}").open()
 
-    async def test_nobody_answers_by_udp(self, unused_udp_port: int) -> None:
+    async def test_nobody_answers_by_udp(self) -> None:
         with pytest.raises(UnreachableError, match="no answer; is the hub running"):
-            await connect(f"fyrehose+udp://127.0.0.1:{unused_udp_port}", timeout=0.2).open()
+            await connect(f"fyrehose+udp://127.0.0.1:{lasting_port()}", timeout=0.2).open()
 
     async def test_somebody_else_answers(self) -> None:
         async def web(visit: Visit) -> None:
@@ -607,8 +607,8 @@ class TestOpening:
             with pytest.raises(UnreachableError, match="no answer"):
                 await connect(url, timeout=0.2).open()
 
-    async def test_each_of_several_hosts_is_named(self, unused_tcp_port_factory: Callable[[], int]) -> None:
-        first, second = unused_tcp_port_factory(), unused_tcp_port_factory()
+    async def test_each_of_several_hosts_is_named(self) -> None:
+        first, second = lasting_port(), lasting_port()
         with pytest.raises(UnreachableError, match=f"127.0.0.1:{first},127.0.0.1:{second}: .*refused; is"):
             await connect(f"fyrehose://127.0.0.1:{first},127.0.0.1:{second}").open()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.client.links import break_tubes, client, read_all, some
-from tests.hubprocess import lasting_port
 from tests.net.raw import running_hub
+from tests.ports import lasting_port
 
 import headrace
 from headrace.client.link.client import LinkClient

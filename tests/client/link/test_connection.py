@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.client.links import break_tubes, client
-from tests.hubprocess import lasting_port
 from tests.net.raw import running_hub
+from tests.ports import lasting_port
 
 import headrace
 from headrace.client import reconnect

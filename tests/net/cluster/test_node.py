@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 from tests.certificates import HERE, Authority
-from tests.hubprocess import lasting_port
 from tests.net.conftest import Start
 from tests.net.raw import LOOPBACK
+from tests.ports import lasting_port
 
 import headrace
 from headrace.client.link.client import LinkClient

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from tests.net.conftest import Start
 from tests.net.raw import running_hub
+from tests.ports import lasting_port
 
 from headrace.cli.hubs.first_key import with_first_key
 from headrace.cli.run import doctor_checks, top
@@ -30,9 +31,7 @@ async def test_a_door_on_every_address_is_refused_with_how_to_go_on(start: Start
 
 
 async def test_a_refused_door_is_shut(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        port = other.getsockname()[1]
+    port = lasting_port()
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with pytest.raises(ConfigError):
             async with running_hub(tmp_path, f"listen.fyrehose=0.0.0.0:{port}"):

@@ -28,6 +28,7 @@ from tests.net.raw import (
     running_hub,
     until,
 )
+from tests.ports import lasting_port
 
 from headrace import web
 from headrace.config import DOORS, load
@@ -105,8 +106,7 @@ class TestStart:
     async def test_the_doors_that_were_open_are_closed_when_a_later_one_cannot_be(
         self, tmp_path: Path, taken: int
     ) -> None:
-        with socket.create_server((LOOPBACK, 0)) as free:
-            port = free.getsockname()[1]
+        port = lasting_port()
         said = await starting(
             tmp_path, f"listen.fyrehose={LOOPBACK}:{port}", f"listen.http={LOOPBACK}:{taken}"
         )

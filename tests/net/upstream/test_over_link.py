@@ -14,9 +14,9 @@ from uuid import UUID
 import aiohttp
 import pyarrow as pa
 import pytest
-from tests.hubprocess import lasting_port
 from tests.net.linkpeer import LinkPeer, link_peer
 from tests.net.raw import SECONDS, running_hub, until
+from tests.ports import lasting_port
 
 import headrace
 from headrace import web

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.archive.tables import archived
 from tests.conftest import SOAK
+from tests.ports import lasting_port
 from tests.spark.hubs import Hub, until
 
 from headrace.errors import UsageError
@@ -41,7 +42,7 @@ def master() -> Iterator[str]:
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    with example.cluster(0, memory="1g") as url:
+    with example.cluster(lasting_port(), memory="1g") as url:
         yield url
 
 
