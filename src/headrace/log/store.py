@@ -1,15 +1,15 @@
-"""The log of one hub: append at the tail, commit up to the head, read any range, seal, trim.
+"""The log of one hub: append at the tail, commit up to the head, sync, seal and trim.
 
-``tail`` is the last message appended, ``head`` the last committed. Nobody reads past the head. The owner decides when
-it moves: after the write or the sync on a lone hub, after a majority has appended in a cluster.
+:mod:`headrace.log.reading` is the half that reads.
 
-Between messages stand entries, the hub's own bookkeeping, which have no numbers. Messages and entries together are the
-log's **operations** (``op``), counted for those who must agree on both: commits, syncs, snapshots, other nodes and
-copies. Readers of messages never meet them.
+``tail`` is the last message appended, ``head`` the last committed. The log's owner decides when the head moves: after
+the write or the sync on a lone hub, after a majority has appended in a cluster.
 
-Threads: one thread at a time appends, rotates or cuts; any thread reads, syncs, seals or trims. The segments are one
-tuple that is replaced, never changed, so a reader keeps the segments it found, and descriptors live as long as their
-readers.
+Between messages stand entries, the hub's own bookkeeping, which have no sequence numbers. Messages and entries together
+are the log's **operations** (``op``), counted for those who must agree on both: commits, syncs, snapshots, other nodes
+and copies. Readers of messages never meet entries.
+
+Threads: one thread at a time appends, rotates or cuts; any thread reads, syncs, seals or trims.
 """
 
 from __future__ import annotations
@@ -17,37 +17,32 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 from uuid import UUID
 
-from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
+from headrace.errors import DamagedError, StorageError, TrimmedError, UsageError
 from headrace.log import recovery, retention
-from headrace.log.files import FailedSync, WriterLock, sync_directory, translated, translating
+from headrace.log.files import FailedSync, WriterLock, sync_directory, translating
 from headrace.log.frame import Piece, time_span
-from headrace.log.past import Past
 from headrace.log.proof.log_chain import SECTION, LogChain
+from headrace.log.reading import ReadableLog, Segment
 from headrace.log.sealed.sealing import seal
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.snapshots import snapshot
 from headrace.log.snapshots.pieces import Section
-from headrace.log.tail import READ_BYTES, EncodedFrame, TailFile, TornEnd
+from headrace.log.tail import EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
-from headrace.log.topics.found import Found
-from headrace.log.topics.segment_topics import TopicChoice
 from headrace.log.watermark import Watermark, begin, forget
 from headrace.message import MAX_SEQUENCE, Batch
 from headrace.platforms import sync_data
 
 Fsync = Literal["always", "interval", "never"]
-Segment = recovery.Segment
 
 
-class Log:
+class Log(ReadableLog):
     """An open log; make one with :meth:`open`.
 
     >>> from headrace.message import Run
@@ -78,7 +73,7 @@ class Log:
         self.snapshot: snapshot.Snapshot | None = recovered.snapshot
         self.lock = lock
         self._segment_bytes = segment_bytes
-        self._segments: tuple[Segment, ...] = tuple(recovered.segments)
+        self._segments = tuple(recovered.segments)
         self._writing = threading.Lock()
         self._changing = threading.Lock()
         self._syncing = threading.Lock()
@@ -86,8 +81,7 @@ class Log:
         """How often the log was synced: as long as that stays the same, :attr:`syncing` is one sync."""
         self._sealing = threading.Lock()
         self._writer = TailWriter()
-        self.past: Past | None = None
-        """Older messages that are kept elsewhere, if anybody does; read as if they were one more segment."""
+        self.past = None
         self.damaged: dict[TailFile, DamagedError] = {}
         """Tails that cannot be sealed, and why."""
         self._being_sealed: TailFile | None = None
@@ -98,13 +92,9 @@ class Log:
         self._needs_state, _ = recovery.needs_state(recovered.segments)
         last = self._segments[-1]
         self.tail = last.last
-        """The last sequence number appended; 0 in an empty log."""
         self.tail_op = last.last_op
-        """The last operation appended; 0 in an empty log."""
         self.head_op = last.last_op if committed is None else self._known(committed)
-        """The last operation committed."""
         self.head = self.seq_of(self.head_op)
-        """The last message committed; 0 before the first."""
         self.last_time = max(segment.last_time for segment in self._segments)
         """The latest time stamped; nothing earlier may follow."""
         self._synced = last.last_op
@@ -158,27 +148,6 @@ class Log:
                 raise
 
     @property
-    def first(self) -> int:
-        """The oldest sequence number that can be read; ``head + 1`` when there is none."""
-        here, past = self.first_here, self._whole_past
-        return here if past is None else min(past.first, here)
-
-    @property
-    def first_here(self) -> int:
-        """The oldest sequence number in the log's own segments."""
-        return self._kept[0].first
-
-    @property
-    def first_op(self) -> int:
-        """The oldest operation from which on all are kept; messages may be from before lost entries."""
-        return max(self._kept[0].first_op, self._needs_state + 1)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all segments."""
-        return sum(segment.size for segment in self._segments)
-
-    @property
     def dirty(self) -> bool:
         """Whether a sync would write anything."""
         return self._synced < self.tail_op
@@ -202,11 +171,6 @@ class Log:
     def busy(self) -> bool:
         """Whether an append could have to wait: for a sync, for another thread, or for a new tail that it begins."""
         return self.syncing or self.writing or self._segments[-1].size >= self._segment_bytes
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments, oldest first; the last is the open tail."""
-        return self._segments
 
     def append(self, batches: Sequence[Batch]) -> None:
         """Append batches in one write, all or none.
@@ -352,188 +316,6 @@ class Log:
         doubt = f"messages {self.seq_of(self._synced) + 1} on may not be on the disk ({why})"
         self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
         return self.failure
-
-    def read(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> list[Batch]:
-        """Read committed messages from ``first`` on: about ``max_bytes`` of them, none past ``last`` or the head.
-
-        At least one message is returned unless ``first`` is past the head. Call again for more.
-        """
-        segment, last = self._holding(first, last)
-        if segment is None:
-            return []
-        try:
-            return segment.read(first, min(last, segment.last), max_bytes)
-        except OSError as error:
-            past = self._in_the_past(error, first)
-            if past is None:
-                raise self._unreadable(error, segment, first, last) from error
-        return past.read(first, min(last, past.last), max_bytes)
-
-    def find(
-        self, first: int, last: int | None, topics: TopicChoice | None, max_bytes: int = READ_BYTES
-    ) -> Found:
-        """Read committed messages from ``first`` on that may be of chosen topics, and skip those that cannot be.
-
-        What is found is to be judged row by row: it may have messages of other topics. As with :meth:`read`, call again
-        for more, after :attr:`Found.upto`; there may be nothing in what was looked at. Without ``topics`` nothing is
-        skipped.
-        """
-        segment, last = self._holding(first, last)
-        if segment is None:
-            return Found([], first - 1, 0)
-        try:
-            return segment.find(first, min(last, segment.last), topics, max_bytes)
-        except OSError as error:
-            past = self._in_the_past(error, first)
-            if past is None:
-                raise self._unreadable(error, segment, first, last) from error
-        return past.find(first, min(last, past.last), topics, max_bytes)
-
-    def read_ops(
-        self, first: int, last: int | None = None, max_bytes: int = READ_BYTES, *, uncommitted: bool = False
-    ) -> list[Batch]:
-        """Read messages and entries from operation ``first`` on, as :meth:`read` does messages.
-
-        Only nodes of a cluster read up to the tail, for each other (``uncommitted``).
-        """
-        end = self.tail_op if uncommitted else self.head_op
-        last = end if last is None else min(last, end)
-        segments = self._kept
-        if first > last:
-            return []
-        if first < max(segments[0].first_op, self._needs_state + 1):
-            raise TrimmedError(1, max(self.seq_of(last), 1), segments[0].first)
-        segment = segments[bisect_right(segments, first, key=_first_op) - 1]
-        last = min(last, segment.last_op)
-        if first > last:
-            # What is not committed was cut back meanwhile.
-            return []
-        try:
-            return segment.read_ops(first, last, max_bytes)
-        except OSError as error:
-            raise self._unreadable(error, segment, segment.first, segment.last) from error
-
-    def scan(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> Iterator[Batch]:
-        """Yield every committed batch from ``first`` to ``last`` (by default the head at the time of the call)."""
-        last = self.head if last is None else min(last, self.head)
-        while first <= last:
-            for batch in self.read(first, last, max_bytes):
-                yield batch
-                first = batch.last + 1
-
-    def scan_ops(self, first: int, last: int | None = None, max_bytes: int = READ_BYTES) -> Iterator[Batch]:
-        """Yield every committed message and entry, by operation, as :meth:`scan` does messages."""
-        last = self.head_op if last is None else min(last, self.head_op)
-        while first <= last:
-            for batch in self.read_ops(first, last, max_bytes):
-                yield batch
-                first = batch.last_op + 1
-
-    def seq_of(self, op: int) -> int:
-        """The newest message at or before an operation; operations that are no longer kept have the one before."""
-        segments = self._kept
-        newest = segments[-1]
-        # In this order: another thread may append meanwhile, and an operation is counted before its message.
-        last = newest.last
-        if op >= newest.last_op:
-            return last
-        place = bisect_right(segments, op, key=_first_op) - 1
-        segment = segments[max(place, 0)]
-        if place < 0 or (op <= self._needs_state and op != segment.last_op):
-            return segment.first - 1
-        try:
-            return segment.seq_of(op)
-        except OSError as error:
-            raise self._unreadable(error, segment, segment.first, segment.last) from error
-
-    def op_of(self, seq: int) -> int:
-        """The operation of a message, which must be kept, as must the operations after it."""
-        segments = self._kept
-        place = bisect_right(segments, seq, key=_first) - 1
-        if place < 0:
-            raise TrimmedError(seq, seq, segments[0].first)
-        segment = segments[place]
-        if seq > segment.last:
-            raise UsageError(f"message {seq} is not in the log, which ends at {self.tail}")
-        if segment.last_op <= self._needs_state:
-            raise TrimmedError(seq, seq, self.seq_of(self._needs_state) + 1)
-        try:
-            return segment.op_of(seq)
-        except OSError as error:
-            raise self._unreadable(error, segment, seq, seq) from error
-
-    def tied_after(self, op: int) -> list[tuple[int, int]]:
-        """Return the operations after ``op`` that are committed together with the next one, as ranges."""
-        return [
-            (max(first, op + 1), last)
-            for segment in self._kept
-            if isinstance(segment, TailFile) and segment.last_op > op
-            for first, last in segment.tied_after(op)
-        ]
-
-    def sealed_end(self, op: int) -> int | None:
-        """The last operation of the sealed segment that has ``op``; None if a tail has it.
-
-        A tail's frames tell which operations are tied to the next. A sealed segment does not, but no group goes on
-        after it.
-        """
-        segments = self._kept
-        place = bisect_right(segments, op, key=_first_op) - 1
-        if place < 0:
-            return segments[0].first_op - 1
-        return None if isinstance(segments[place], TailFile) else segments[place].last_op
-
-    def seq_at(self, time: int) -> int:
-        """The first committed sequence number stamped at or after ``time`` (µs); ``head + 1`` if all are older."""
-        past = self._whole_past
-        if past is not None and self.is_past(time) and (found := past.seq_at(time)) is not None:
-            return min(found, self.head + 1)
-        for segment in self._kept:
-            if segment.last < segment.first or segment.last_time < time:
-                continue
-            try:
-                found = segment.seq_at(time)
-            except OSError as error:
-                raise self._unreadable(error, segment, segment.first, segment.last) from error
-            if found is not None:
-                return min(found, self.head + 1)
-        return self.head + 1
-
-    def reach(self, first: int, size: int) -> int:
-        """The last committed number such that messages from ``first`` up to it take about ``size`` bytes on disk.
-
-        Whole frames or record batches are counted, at least one.
-        """
-        last = first - 1
-        past = self._whole_past
-        if past is not None and first <= past.last:
-            last, used = past.reach(first, size)
-            if last < past.last or used >= size:
-                return min(last, self.head)
-            first, size = last + 1, size - used
-        for segment in self._kept:
-            if segment.last < first or segment.last < segment.first:
-                continue
-            found, used = segment.reach(max(first, segment.first), size)
-            if used > size and last >= first:
-                break
-            last, size = found, size - used
-            if last < segment.last:
-                break
-        return min(last, self.head)
-
-    def first_time(self) -> int | None:
-        """The time of the oldest message that can be read."""
-        past = self._whole_past
-        return self._first_time_here() if past is None else past.first_time()
-
-    def is_past(self, time: int) -> bool:
-        """Whether the past must be read to find the first message stamped at or after ``time`` (µs)."""
-        here = self._first_time_here()
-        return self._whole_past is not None and (here is None or time <= here)
-
-    def _first_time_here(self) -> int | None:
-        return next((segment.first_time() for segment in self._kept if segment.last >= segment.first), None)
 
     def rotate(self) -> None:
         """Begin a new open tail, so that the old one can be sealed.
@@ -744,43 +526,6 @@ class Log:
             return False
         return True
 
-    def _holding(self, first: int, last: int | None) -> tuple[Segment | Past | None, int]:
-        """The segment or past with ``first``, if committed, and the end of a range up to ``last`` or the head."""
-        # Take the head first: the segments, taken after it, contain all it covers.
-        end = self.head
-        last = end if last is None else min(last, end)
-        segments = self._kept
-        if first > last:
-            return None, last
-        place = bisect_right(segments, first, key=_first) - 1
-        if place >= 0:
-            return segments[place], last
-        past = self.past
-        if past is None or not past.first <= first <= past.last:
-            raise TrimmedError(first, last, segments[0].first)
-        # What both have is the log's to give.
-        return past, min(last, segments[0].first - 1)
-
-    @property
-    def _whole_past(self) -> Past | None:
-        """The past, if no message is missing between it and the segments."""
-        past, here = self.past, self.first_here
-        return past if past is not None and past.first < here <= past.last + 1 else None
-
-    def _in_the_past(self, error: OSError, first: int) -> Past | None:
-        """The past that has a message whose segment could not be read, since retention has removed it meanwhile."""
-        past = self.past
-        if past is None or not isinstance(error, FileNotFoundError):
-            return None
-        return past if past.first <= first <= past.last else None
-
-    @property
-    def _kept(self) -> tuple[Segment, ...]:
-        segments = self._segments
-        if not segments:
-            raise ClosedError("the log is closed")
-        return segments
-
     @property
     def _tail_file(self) -> TailFile:
         last = self._kept[-1]
@@ -792,17 +537,6 @@ class Log:
     def _check_writable(self) -> None:
         if self._kept and self.lock is None:
             raise UsageError(f"{self.directory}: the log is open for reading only")
-
-    def _unreadable(self, error: OSError, segment: Segment | Past, first: int, last: int) -> StorageError:
-        """Explain why a segment's file could not be read."""
-        if not isinstance(segment, SealedSegment | TailFile):
-            raise AssertionError("a past translates its errors") from error
-        if not isinstance(error, FileNotFoundError):
-            return translated(error, segment.path)
-        if self.lock is not None and segment in self._segments:
-            return DamagedError(str(segment.path), 0, segment.first, segment.last, "the file is gone")
-        # Retention removed it, here or in the writing process, after the segment was chosen.
-        return TrimmedError(first, last, segment.last + 1)
 
     def _seal(self, tail: TailFile) -> SealedSegment | None:
         """Seal a tail, unless the log drops it first."""
@@ -835,10 +569,6 @@ class Log:
             self.chain.keep(extension.finish(), sync=sync)
         tail.path.unlink(missing_ok=True)
         return segment
-
-
-_first: Final = attrgetter("first")
-_first_op: Final = attrgetter("first_op")
 
 
 _SEALED_SUFFIXES: Final = (".arrow", ".topics", ".entries", ".index")

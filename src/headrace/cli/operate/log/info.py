@@ -20,7 +20,7 @@ from headrace.cli.terminal.output import console, counted, moment, plain_table, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headrace.log.store import Segment
+    from headrace.log.reading import Segment
 
 _SUMS: Final = ("messages", "entries", "bytes", "message_bytes", "entry_bytes")
 
