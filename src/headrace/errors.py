@@ -211,9 +211,9 @@ class LostRangeError(PeerError):
 class ForgedError(PeerError):
     """A checkpoint that does not say what its signer said.
 
-    >>> raise ForgedError("monday.checkpoint", "its signature is not that of what it says")
+    >>> raise ForgedError("monday.checkpoint", "its signature does not match its content")
     Traceback (most recent call last):
-    headrace.errors.ForgedError: monday.checkpoint: its signature is not that of what it says
+    headrace.errors.ForgedError: monday.checkpoint: its signature does not match its content
     """
 
     def __init__(self, name: str, reason: str) -> None:

@@ -207,9 +207,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("content", "said"),
         [
-            (batch(1, origin="x" * 256), "origin has 256 bytes, 255 is the most"),
-            (batch(1, publisher="é" * 32768), "publisher has 65536 bytes, 65535 is the most"),
-            (batch(1, topic="x" * 65536), "topic has 65536 bytes, 65535 is the most"),
+            (batch(1, origin="x" * 256), "origin has 256 bytes; the limit is 255"),
+            (batch(1, publisher="é" * 32768), "publisher has 65536 bytes; the limit is 65535"),
+            (batch(1, topic="x" * 65536), "topic has 65536 bytes; the limit is 65535"),
             (batch(1, node=65536), "node 65536 is not within 0 to 65535"),
             (batch(1, node=-1), "node -1"),
             (batch(-1), "first -1"),

@@ -285,7 +285,7 @@ class TestRefusals:
         other.close()
         shutil.move(tmp_path / "other" / NAME(16, "open"), tmp_path)
         shutil.rmtree(tmp_path / "other")
-        error = self.refused(tmp_path, f"it is of log {other.uuid}, its neighbours of log")
+        error = self.refused(tmp_path, f"it belongs to log {other.uuid}, its neighbours to log")
         assert error.path == str(tmp_path / NAME(16, "open"))
 
     @pytest.mark.parametrize("kind", ["open", "arrow"])
@@ -638,7 +638,7 @@ class TestOlderVersions:
         path.write_bytes(data)
         before = content_of(tmp_path)
         said = (
-            f"{path.name} is of version 1 of the log's format, and this Headrace reads version 2: begin with"
+            f"{path.name} has version 1 of the log's format, and this Headrace reads version 2: begin with"
         )
         with pytest.raises(StorageError, match=said) as caught:
             Log.open(tmp_path, read_only=read_only)

@@ -334,7 +334,7 @@ class TestSync:
 
         monkeypatch.setattr(os, "fdatasync", failing)
         with pytest.raises(
-            StorageError, match=r"messages 2 on may not be on the disk \(input/output error\)"
+            StorageError, match=r"messages from 2 on may not be on the disk \(input/output error\)"
         ):
             log.sync()
         monkeypatch.undo()

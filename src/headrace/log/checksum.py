@@ -61,7 +61,7 @@ def _product(one: int, other: int) -> int:
 
 @cache
 def _shifts(digit: int) -> tuple[int, ...]:
-    """For each value of a length's digit, the power of x by which that many bytes shift what precedes them."""
+    """For each value of a length's digit, the power of x by which that many bytes shift the bytes before them."""
     if digit:
         once = _product(_shifts(digit - 1)[-1], _shifts(digit - 1)[1])
     else:

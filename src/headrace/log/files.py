@@ -21,7 +21,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC
 
 
 class FailedSync(OSError):  # noqa: N818 -- an OSError like any other, for whoever only translates it
-    """A sync of messages has failed: the system forgets what it could not write, so a later one says nothing."""
+    """A sync of messages failed. The system forgets what it could not write, so a later sync would prove nothing."""
 
 
 class Descriptor:
@@ -64,7 +64,7 @@ def write_whole(path: Path, *pieces: bytes, sync: bool) -> None:
 
 @contextlib.contextmanager
 def making(path: Path) -> Iterator[Path]:
-    """Give a temporary name for a file being written; a file that still has it at the end is removed."""
+    """Give a temporary name for a file being written; a file still under that name at the end is removed."""
     unfinished = path.with_name(path.name + MAKING)
     try:
         yield unfinished
@@ -77,7 +77,7 @@ def check_version(path: Path, data: bytes, name: bytes, version: int) -> None:
     found = data[len(name)] if data.startswith(name) and len(data) > len(name) else version
     if 0 < found < version:
         raise StorageError(
-            f"{path} is of version {found} of the log's format, and this Headrace reads version {version}:"
+            f"{path} has version {found} of the log's format, and this Headrace reads version {version}:"
             " begin with an empty data directory, or keep using the Headrace that wrote it"
         )
 
@@ -123,7 +123,7 @@ class WriterLock:
             os.pwrite(self._fd, msgspec.json.encode({"pid": os.getpid(), **facts}) + b"\n", 0)
 
     def release(self) -> None:
-        """Let another process write."""
+        """Release the lock, so that another process can write."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
         os.close(self._fd)

@@ -42,13 +42,13 @@ REACH: Final = 0xFFFF * 4
 """How far before a frame its label may be."""
 
 NUMBERED: Final = 1
-"""Flag: the messages have their publisher's numbers."""
+"""Flag: the messages carry their publisher's numbers."""
 CONTINUED: Final = 2
 """Flag: the next frame belongs to the same append, or to the same group of appends."""
 ENTRIES: Final = 4
 """Flag: the rows are log entries, which take no sequence numbers."""
 MANY: Final = 8
-"""Flag: there are several rows: their number and their offsets are here."""
+"""Flag: there are several rows, so their number and their offsets are here."""
 COLUMNS: Final = 16
 """Flag: there are columns."""
 _PADDED: Final = 8
@@ -64,7 +64,7 @@ _JOINED: Final = 16 << 10
 """Frames up to this long are copied into one piece: cheaper than a checksum and a buffer per part."""
 _PADDING: Final = bytes(4)
 _DIFFERING: Final = {field.name: field.type for field in SCHEMA if field.name not in ("seq", "payload")}
-"""The fields that columns may have, and their types."""
+"""The fields that may differ from row to row, and their types."""
 _LOW: Final = 0xFFFF_FFFF
 
 Piece = bytes | memoryview
@@ -80,7 +80,7 @@ class Label(NamedTuple):
 
 
 FindLabel = Callable[[int], Label]
-"""Returns the label of the frame so many bytes after the beginning of a window; it may be before that."""
+"""Returns the label of the frame at this offset of a window; a negative offset lies before the window."""
 
 
 class FrameInfo(NamedTuple):
@@ -171,7 +171,7 @@ def encode(
     padding = -bare % 4
     length = bare + padding
     if length > MAX_FRAME:
-        raise UsageError(f"a batch of {length} bytes: split it, {MAX_FRAME} is the most")
+        raise UsageError(f"a batch of {length} bytes is too long: split it, the limit is {MAX_FRAME}")
     flags |= padding << _PADDED
     op, first = batch.op, batch.first
     head = _packed(
@@ -224,7 +224,7 @@ def flags(header: bytes) -> int:
 
 
 def info(window: bytes, at: int) -> FrameInfo:
-    """The facts in the header of a good frame."""
+    """Read the header of a good frame."""
     _, _, length, flags, back, op_high, first_high, op, first, time = HEADER.unpack_from(window, at)
     rows = 1
     if flags & MANY:
@@ -280,7 +280,7 @@ class Parts(NamedTuple):
 
 
 def parts(window: bytes, at: int) -> Parts:
-    """Find the parts of a frame, whose lengths are believed."""
+    """Find the parts of a frame whose lengths can be trusted."""
     head = info(window, at)
     flags, place = head.flags, at + HEADER.size
     number = None
@@ -305,7 +305,7 @@ def parts(window: bytes, at: int) -> Parts:
 
 
 def own_label(window: bytes, at: int) -> Label:
-    """The label that a frame has itself, at ``at`` in a window."""
+    """Read a frame's own label, which is at ``at`` in a window."""
     publisher, topic, node, origin = _LABEL.unpack_from(window, at)
     at += _LABEL.size
     from_publisher, from_topic = at + origin, at + origin + publisher
@@ -378,7 +378,7 @@ def _misfit(batch: Batch) -> str:
     for name, bits in (("origin", 8), ("publisher", 16), ("topic", 16)):
         size = len(getattr(batch, name).encode())
         if size >> bits:
-            return f"{name} has {size} bytes, {(1 << bits) - 1} is the most"
+            return f"{name} has {size} bytes; the limit is {(1 << bits) - 1}"
     for name, low, high in (
         ("node", 0, 0xFFFF),
         ("op", 0, (1 << 48) - 1),

@@ -28,7 +28,7 @@ _PAIRS: Final = {
 """The pairs of key and item that a map consists of."""
 
 _FEW: Final = 64
-"""So many offsets are compared faster one by one than by numpy."""
+"""Up to this many offsets are compared faster one by one than by numpy."""
 
 
 class ColumnsError(ValueError):
@@ -66,7 +66,7 @@ def pack(columns: pa.RecordBatch) -> bytes:
 
 
 def unpack(data: bytes, rows: int) -> pa.RecordBatch:
-    """Unpack the columns of so many rows; raise :class:`ColumnsError` if they are anything else."""
+    """Unpack the columns of ``rows`` rows; raise :class:`ColumnsError` if the bytes are anything else."""
     try:
         return _unpack(_Reader(data), rows)
     except (IndexError, ValueError, pa.ArrowException) as error:
@@ -91,7 +91,7 @@ def _unpack(reader: _Reader, rows: int) -> pa.RecordBatch:
             pairs = pa.Array.from_buffers(_PAIRS[name], count, [None], children=[keys, items])
             columns[name] = pa.Array.from_buffers(kind, rows, [None, edges], children=[pairs])
         else:
-            raise ColumnsError(f"{name} is no column of a frame")
+            raise ColumnsError(f"{name} is not a column of a frame")
     if reader.left:
         raise ColumnsError(f"{reader.left} bytes are left")
     return envelope_rows({name: columns[name] for name in _NAMES if name in columns})
@@ -102,7 +102,7 @@ class _Writer:
         self.data = bytearray()
 
     def values(self, column: pa.Array, width: int) -> None:
-        """Write numbers, of which none is null."""
+        """Write numbers, none of them null."""
         self._align(width)
         if len(column):
             begin, count = column.offset * width, len(column) * width
@@ -147,7 +147,7 @@ class _Reader:
         return self._data[self._at - 1]
 
     def mask(self, rows: int) -> pa.Buffer:
-        """Which rows are not null: a byte per row here, a bit in Arrow."""
+        """Read which rows are not null: a byte per row here, a bit in Arrow."""
         at = self._take(1, rows)
         present = np.frombuffer(self._data, np.uint8, rows, at)
         return pa.py_buffer(np.packbits(present, bitorder="little"))
@@ -157,7 +157,7 @@ class _Reader:
         return pa.Array.from_buffers(kind, count, [mask, self._buffer.slice(at, width * count)])
 
     def edges(self, count: int) -> tuple[pa.Buffer, int]:
-        """Offsets from 0, and the last of them."""
+        """Read offsets, which begin at 0; return them and the last one."""
         at = self._take(4, count + 1)
         edges: npt.NDArray[np.int32] = np.frombuffer(self._data, np.int32, count + 1, at)
         if count < _FEW:
@@ -175,7 +175,7 @@ class _Reader:
         return pa.StringArray.from_buffers(count, edges, self._buffer.slice(at, size))
 
     def _take(self, width: int, count: int) -> int:
-        """Go on behind so many values, each ``width`` bytes; return where they begin."""
+        """Move past ``count`` values of ``width`` bytes each; return where they begin."""
         at = self._at + -self._at % width
         self._at = at + width * count
         if self._at > len(self._data):

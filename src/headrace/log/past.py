@@ -1,7 +1,7 @@
-"""The past of a log: older messages that its directory no longer has and somebody else still does.
+"""The past of a log: older messages that its directory no longer has, but an archive does.
 
 A log that has a past reads through it as through one more segment before its own (:attr:`headrace.log.Log.past`), so
-readers need not know where a message lies. Whoever makes a past translates the errors of its storage: a read gives the
+readers need not know where a message lies. An implementation translates the errors of its storage: a read returns the
 messages or raises a :class:`~headrace.errors.StorageError`, and never leaves any out.
 """
 
@@ -15,7 +15,7 @@ from headrace.message import Batch
 
 
 class Past(Protocol):
-    """Messages ``first`` to ``last``, without a hole; any thread reads them, but never the event loop's."""
+    """Messages ``first`` to ``last``, without a hole. Any thread may read them except the event loop's."""
 
     @property
     def first(self) -> int:
@@ -35,7 +35,7 @@ class Past(Protocol):
         """Return the first message stamped at or after ``time`` (µs), if there is one."""
 
     def reach(self, first: int, size: int) -> tuple[int, int]:
-        """Return how far about ``size`` stored bytes reach from ``first`` on, and how many that takes; no I/O."""
+        """Return the last message within about ``size`` stored bytes from ``first`` on, and their size; no I/O."""
 
     def first_time(self) -> int | None:
         """Return the time of the oldest message; no I/O."""

@@ -1,4 +1,4 @@
-"""Reading a log: any range of messages or operations, by number or by time, over its segments and its past.
+"""Read a log: any range of messages or operations, by number or by time, from its segments and its past.
 
 Nobody reads past the head. The segments are one tuple that is replaced, never changed, so a reader keeps the segments
 it found, and descriptors live as long as their readers.
@@ -62,7 +62,7 @@ class ReadableLog:
 
     @property
     def first_op(self) -> int:
-        """The oldest operation from which on all are kept; messages may be from before lost entries."""
+        """The oldest operation after which none is missing; older messages may be readable, but not their entries."""
         return max(self._kept[0].first_op, self._needs_state + 1)
 
     @property
@@ -96,9 +96,8 @@ class ReadableLog:
     ) -> Found:
         """Read committed messages from ``first`` on that may be of chosen topics, and skip those that cannot be.
 
-        What is found is to be judged row by row: it may have messages of other topics. As with :meth:`read`, call again
-        for more, after :attr:`Found.upto`; there may be nothing in what was looked at. Without ``topics`` nothing is
-        skipped.
+        The caller judges what is found row by row: it may include messages of other topics. As with :meth:`read`, call
+        again for more, after :attr:`Found.upto`, even if this call found none. Without ``topics`` nothing is skipped.
         """
         segment, last = self._holding(first, last)
         if segment is None:
@@ -128,7 +127,7 @@ class ReadableLog:
         segment = segments[bisect_right(segments, first, key=_first_op) - 1]
         last = min(last, segment.last_op)
         if first > last:
-            # What is not committed was cut back meanwhile.
+            # Uncommitted operations were cut back meanwhile.
             return []
         try:
             return segment.read_ops(first, last, max_bytes)
@@ -152,7 +151,7 @@ class ReadableLog:
                 first = batch.last_op + 1
 
     def seq_of(self, op: int) -> int:
-        """The newest message at or before an operation; operations that are no longer kept have the one before."""
+        """The newest message at or before an operation; for one no longer kept, the message before the oldest here."""
         segments = self._kept
         newest = segments[-1]
         # In this order: another thread may append meanwhile, and an operation is counted before its message.
@@ -185,7 +184,7 @@ class ReadableLog:
             raise self._unreadable(error, segment, seq, seq) from error
 
     def tied_after(self, op: int) -> list[tuple[int, int]]:
-        """Return the operations after ``op`` that are committed together with the next one, as ranges."""
+        """Return ranges of operations after ``op`` that must be committed together with the next one."""
         return [
             (max(first, op + 1), last)
             for segment in self._kept
@@ -196,8 +195,8 @@ class ReadableLog:
     def sealed_end(self, op: int) -> int | None:
         """The last operation of the sealed segment that has ``op``; None if a tail has it.
 
-        A tail's frames tell which operations are tied to the next. A sealed segment does not, but no group goes on
-        after it.
+        A tail's frames say which operations are tied to the next. A sealed segment does not, but no group extends past
+        its end.
         """
         segments = self._kept
         place = bisect_right(segments, op, key=_first_op) - 1
@@ -271,7 +270,7 @@ class ReadableLog:
         past = self.past
         if past is None or not past.first <= first <= past.last:
             raise TrimmedError(first, last, segments[0].first)
-        # What both have is the log's to give.
+        # The log itself serves what both have.
         return past, min(last, segments[0].first - 1)
 
     @property
@@ -281,7 +280,7 @@ class ReadableLog:
         return past if past is not None and past.first < here <= past.last + 1 else None
 
     def _in_the_past(self, error: OSError, first: int) -> Past | None:
-        """The past that has a message whose segment could not be read, since retention has removed it meanwhile."""
+        """The past that has a message, if its segment could not be read because retention removed it meanwhile."""
         past = self.past
         if past is None or not isinstance(error, FileNotFoundError):
             return None

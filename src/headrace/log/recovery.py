@@ -58,7 +58,7 @@ class Recovered:
 def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recovered:
     """Open a directory for writing: clean up after a crash, refuse damage, begin a log if there is none.
 
-    ``uuid`` is that of a log that is begun.
+    ``uuid`` is the uuid to give a new log.
     """
     finish_installing(directory)
     segments, torn, litter = _read_segments(directory, writable=True)
@@ -77,7 +77,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
         try:
             path.unlink(missing_ok=True)
         except OSError:
-            # The next start may remove it. Only a tail must not stay that would be taken for a part of the log.
+            # The next start may remove it. But a tail must not stay: it would be taken for a part of the log.
             if path.suffix == ".open" and int(path.stem) not in sealed:
                 raise
     if torn is not None and torn.offset:
@@ -177,12 +177,12 @@ def _read_segments(directory: Path, *, writable: bool) -> tuple[list[Segment], T
 
 
 def is_topics_alone(path: Path, sealed: Collection[int]) -> bool:
-    """Whether a file is an index of topics, but of none of the segments that begin with these operations."""
+    """Whether a file is an index of topics without its segment; ``sealed`` are the segments' first operations."""
     return _TOPICS_FILE.fullmatch(path.name) is not None and int(path.stem) not in sealed
 
 
 def _never_synced(before: Segment, segment: Segment, mark: tuple[UUID, int] | None) -> bool:
-    """Whether nothing after a segment was ever known to be on the disk."""
+    """Whether nothing after segment ``before`` was ever known to be on the disk."""
     if mark is None or mark[0] != before.uuid or isinstance(segment, SealedSegment):
         return False
     return before.last_op >= mark[1]
@@ -203,7 +203,7 @@ def _tails(directory: Path, found: Collection[int], op: int) -> list[Path]:
 
 
 def _placed(damage: DamagedError, before: Segment | None) -> DamagedError:
-    """Say where damage begins: a file's name tells an operation, the segment before it tells a message."""
+    """Add the message at which damage begins: the file's name tells only the operation."""
     if before is None or (damage.first, damage.last) != (1, None):
         return damage
     return DamagedError(damage.path, damage.offset, before.last + 1, None, damage.reason)
@@ -248,7 +248,7 @@ def _read_segment(
 
 
 def _is_of(path: Path, uuid: UUID) -> bool:
-    """Whether a tail is of a log; a header that cannot be read is reported by who opens it."""
+    """Whether a tail belongs to a log; whoever opens it reports a header that cannot be read."""
     with path.open("rb") as file, contextlib.suppress(DamagedError, StorageError):
         return FileHeader.parse(file.read(HEADER_BYTES), path).uuid == uuid
     return False
@@ -262,7 +262,7 @@ def _check_follows(before: Segment | None, segment: Segment) -> None:
     if before is None:
         return
     if segment.uuid != before.uuid:
-        reason = f"it is of log {segment.uuid}, its neighbours of log {before.uuid}"
+        reason = f"it belongs to log {segment.uuid}, its neighbours to log {before.uuid}"
         raise DamagedError(str(segment.path), 0, segment.first, segment.last, reason)
     gap = gap_between((before.last_op, before.last), (segment.first_op, segment.first))
     if gap is not None:
@@ -272,7 +272,7 @@ def _check_follows(before: Segment | None, segment: Segment) -> None:
 def gap_between(end: tuple[int, int], begin: tuple[int, int]) -> tuple[int, int, str] | None:
     """Describe the fault, if any, between a segment and the next.
 
-    ``end`` are the last operation and message of the one, ``begin`` the first of the other.
+    ``end`` is the last operation and message of the first segment, ``begin`` the first of the second.
     """
     last, first = end[1], begin[1]
     if last + 1 < first:
@@ -314,7 +314,7 @@ def _with_snapshot(directory: Path, recovered: Recovered) -> Recovered:
 
 
 def needs_state(segments: Sequence[Segment]) -> tuple[int, int]:
-    """The operation, and its newest message, up to which a snapshot must replace entries that are not here."""
+    """Return the operation, and its newest message, up to which a snapshot must replace missing entries."""
     lost = [
         segment for segment in segments if isinstance(segment, SealedSegment) and segment.index.entries_lost
     ]

@@ -25,7 +25,7 @@ _UUID_BYTES: Final = 16
 
 
 def pack(uuid: UUID, batches: Sequence[Batch], *, tied: bool = False) -> bytes:
-    """Pack numbered batches that follow one another; nodes that commit them together are told which are ``tied``."""
+    """Pack numbered batches that follow one another; with ``tied``, say which must be committed with the next."""
     pieces: list[frame.Piece] = [uuid.bytes]
     for batch in batches:
         first_time, _ = frame.time_span(batch)
@@ -34,7 +34,7 @@ def pack(uuid: UUID, batches: Sequence[Batch], *, tied: bool = False) -> bytes:
 
 
 def unpack(data: bytes, first: int, last: int) -> tuple[UUID, list[Batch]]:
-    """Unpack the log's uuid and operations ``first`` to ``last``; raise if they are anything else."""
+    """Unpack the log's uuid and operations ``first`` to ``last``; raise if the bytes are anything else."""
     if len(data) < _UUID_BYTES:
         raise _malformed(data, "must begin with a log's uuid")
     # Frames are aligned in the window, as numpy needs.

@@ -4,8 +4,8 @@
 stop everyone. Such a hold is *broken*, which is reported once. ``retain_seconds`` is soft: a hold keeps older messages
 until it moves on. Nothing after the newest snapshot is ever removed, since the state could not be rebuilt without it.
 
-Where the log has an archive, only what is there is removed, even past ``retain_bytes``: the log is then the newest part
-of a history that nobody wants to lose. Holds do not matter, since what is removed can still be read.
+If the log has an archive, only archived messages are removed, even past ``retain_bytes``: the log is then the newest
+part of a history that nobody wants to lose. Holds do not matter, since removed messages can still be read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def decide(
     holds: Mapping[str, int],
     archived: int | None = None,
 ) -> RetentionDecision:
-    """Decide about sealed segments, oldest first; times in µs, ``open_bytes`` is the size of tails not sealed yet.
+    """Decide which sealed segments to remove, oldest first.
+
+    Times are in µs. ``open_bytes`` is the size of tails not sealed yet.
 
     ``archived`` is the last message that the archive is known to have; ``None`` if there is no archive.
     """

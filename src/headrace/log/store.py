@@ -78,7 +78,7 @@ class Log(ReadableLog):
         self._changing = threading.Lock()
         self._syncing = threading.Lock()
         self.syncs = 0
-        """How often the log was synced: as long as that stays the same, :attr:`syncing` is one sync."""
+        """Number of syncs finished: while it stays the same, :attr:`syncing` is about one and the same sync."""
         self._sealing = threading.Lock()
         self._writer = TailWriter()
         self.past = None
@@ -88,7 +88,7 @@ class Log(ReadableLog):
         self._unindexed: set[SealedSegment] = set()
         """Sealed segments whose damage keeps their topics from being indexed."""
         self.failure: str | None = None
-        """The sync failure after which nothing can be promised any more, if there was one."""
+        """The sync failure, if there was one: nothing can be promised after it."""
         self._needs_state, _ = recovery.needs_state(recovered.segments)
         last = self._segments[-1]
         self.tail = last.last
@@ -99,19 +99,19 @@ class Log(ReadableLog):
         """The latest time stamped; nothing earlier may follow."""
         self._synced = last.last_op
         self._whole = last.last_op
-        """The last operation that ends a group: those after it are there only with what follows them."""
+        """The last operation that ends a group: any after it belong to a group that is not complete yet."""
         self._watermark: Watermark | None = None
         if lock is not None and fsync != "never":
             # Recovery has synced everything that is served from now on.
             self._watermark = begin(directory)
             self._mark(sync=True)
-            # Its name as well: without a watermark, everything would count as promised.
+            # Its directory entry as well: without a watermark, everything would count as promised.
             sync_directory(directory)
         elif lock is not None:
             forget(directory)
         self._dirty_directory = False
         self.chain = LogChain(self)
-        """The digests of the messages, those of removed ones included."""
+        """The digests of all messages, removed ones included."""
         if lock is not None:
             self.chain.load(sync=fsync != "never")
 
@@ -128,8 +128,8 @@ class Log(ReadableLog):
     ) -> Log:
         """Open the log in ``directory``, creating it if there is none; recover from a crash if there was one.
 
-        ``committed`` is the last operation that a node of a cluster knows to be committed; by default all are. What is
-        sealed, or covered by a snapshot, is committed in any case. ``uuid`` is that of a log that is begun.
+        ``committed`` is the last operation that a node of a cluster knows to be committed; by default all are. Sealed
+        operations, and those that a snapshot covers, are committed in any case. ``uuid`` is the uuid to give a new log.
         ``read_only`` takes no lock and changes nothing, so that a running hub's log can be read.
         """
         with translating(directory):
@@ -169,15 +169,15 @@ class Log(ReadableLog):
 
     @property
     def busy(self) -> bool:
-        """Whether an append could have to wait: for a sync, for another thread, or for a new tail that it begins."""
+        """Whether an append might have to wait: for a sync, for another thread, or to begin a new tail."""
         return self.syncing or self.writing or self._segments[-1].size >= self._segment_bytes
 
     def append(self, batches: Sequence[Batch]) -> None:
         """Append batches in one write, all or none.
 
         They must follow the tail and one another without a hole, and their times must not decrease. A batch without an
-        operation gets the next. If the last is tied, more appends follow: until the last of them is written, a crash
-        leaves none. Batches from another log, which say whether they are tied, stay what they were there.
+        operation number gets the next one. If the last batch is tied, more appends of its group follow: a crash before
+        the last of them leaves none of the group. Batches copied from another log keep the ties they had there.
         """
         with self._writing:
             try:
@@ -222,7 +222,7 @@ class Log(ReadableLog):
 
     def _note_tail(self) -> None:
         newest = self._segments[-1]
-        # In this order: who sees the operation sees the message.
+        # In this order: a reader that sees the operation also sees the message.
         self.tail = newest.last
         self.tail_op = newest.last_op
 
@@ -241,7 +241,7 @@ class Log(ReadableLog):
             self.head_op = op
 
     def adopt(self, uuid: UUID) -> None:
-        """Take the uuid of another log; refused unless this log has never had anything."""
+        """Take the uuid of another log; raise if this log has ever held anything."""
         file = self._tail_file
         if self.tail_op or len(self._segments) > 1:
             raise UsageError(f"the log {self.uuid} has messages: it cannot become the log {uuid}")
@@ -252,14 +252,11 @@ class Log(ReadableLog):
                 sync_directory(self.directory)
             self._segments = (fresh,)
         self.uuid = uuid
-        # Synced: one of another log is as good as none, and then everything counts as promised.
+        # Synced: a watermark of another log is as good as none, and then everything counts as promised.
         self._mark(sync=True)
 
     def cut_back(self, last: int) -> None:
-        """Remove every operation after ``last`` for good; none of them may be committed.
-
-        It waits for the disk.
-        """
+        """Remove every operation after ``last`` for good, waiting for the disk; none of them may be committed."""
         self._check_writable()
         if last < self.head_op:
             raise UsageError(f"cannot cut back to {last}: {self.head_op} is committed")
@@ -269,7 +266,7 @@ class Log(ReadableLog):
         with self._writing, self._syncing, self._changing, translating(self.directory):
             self._synced = min(self._synced, last)
             self._whole = last
-            # First: what is appended in place of what is cut off is not on the disk yet.
+            # Before cutting: operations appended later under the same numbers are not on the disk yet.
             self._mark(sync=True)
             # Step by step: after a failure, appends must not go to a file that is gone.
             try:
@@ -288,7 +285,7 @@ class Log(ReadableLog):
         """Write everything appended before the call to the disk; return the last operation this covers.
 
         Call it from a thread of its own, since it waits for the disk. Once it has failed it fails for good: the system
-        forgets what it could not write, so a later success would say nothing.
+        forgets what it could not write, so a later success would prove nothing.
         """
         # One at a time: the system reports a failed write once, to the first sync after it.
         with self._syncing:
@@ -311,16 +308,16 @@ class Log(ReadableLog):
             return upto
 
     def _note_failure(self, error: OSError) -> str:
-        """Note that a sync has failed, and with it every later one; return what it means."""
+        """Note that a sync has failed, and so will every later one; return the error to report."""
         why = os.strerror(error.errno or 0).lower()
-        doubt = f"messages {self.seq_of(self._synced) + 1} on may not be on the disk ({why})"
+        doubt = f"messages from {self.seq_of(self._synced) + 1} on may not be on the disk ({why})"
         self.failure = f"{self.directory}: {doubt}; check it, then restart the hub"
         return self.failure
 
     def rotate(self) -> None:
         """Begin a new open tail, so that the old one can be sealed.
 
-        An empty tail stays, and so does one that another thread is appending to: nobody waits for the disk here.
+        An empty tail stays, and so does one that another thread is appending to: this never waits for the disk.
         """
         if self._writing.acquire(blocking=False):
             try:
@@ -331,7 +328,7 @@ class Log(ReadableLog):
     def _rotate(self) -> None:
         old = self._tail_file
         if old.empty or self._whole < self.tail_op:
-            # A group is in one file: recovery cuts it off there.
+            # A group must stay in one file, where recovery can cut it off.
             return
         path = self.directory / f"{old.next_op:016d}.open"
         with translating(path):
@@ -346,8 +343,8 @@ class Log(ReadableLog):
     def seal_next(self) -> SealedSegment | None:
         """Seal the oldest rotated tail that is wholly committed, if any; for a background thread.
 
-        A tail that turns out to be damaged raises once and is passed over from then on: its good frames are still read,
-        and the rest of the log goes on.
+        A damaged tail raises once and is skipped from then on: its good frames can still be read, and the rest of the
+        log is sealed as usual.
         """
         self._check_writable()
         with self._sealing:
@@ -361,7 +358,7 @@ class Log(ReadableLog):
         return None
 
     def index_next(self) -> SealedSegment | None:
-        """Write the index of topics of a sealed segment that has none that can be used, if any; for a thread."""
+        """Write the index of topics of a sealed segment that lacks a usable one, if any; for a background thread."""
         self._check_writable()
         with self._sealing:
             for segment in self._segments:
@@ -372,16 +369,13 @@ class Log(ReadableLog):
         return None
 
     def prove_next(self) -> bool:
-        """Add sealed messages to the chain of digests that it lacks, if there are any; for a background thread."""
+        """Add sealed messages that the chain of digests lacks, if any; for a background thread."""
         self._check_writable()
         with self._sealing:
             return self.chain.advance(sync=self.fsync != "never")
 
     def write_snapshot(self, op: int, seq: int, sections: Mapping[str, Section]) -> None:
-        """Write the hub's state after operation ``op``, which must be committed; ``seq`` is the newest message then.
-
-        Of what was written only the place is kept in memory: the state is there already.
-        """
+        """Write the hub's state after operation ``op``, which must be committed; ``seq`` is the newest message then."""
         self._check_writable()
         if op > self.head_op:
             raise UsageError(f"cannot write a snapshot at {op}: the head is {self.head_op}")
@@ -397,16 +391,16 @@ class Log(ReadableLog):
         self.snapshot = snapshot.Snapshot(self.uuid, op, seq, {})
 
     def packed_snapshot(self, state: snapshot.FrozenState) -> bytes:
-        """Serialize a state for a log that begins after it, with the chain of digests up to there; in a thread."""
+        """Serialize a state, with the chain of digests up to it, for a log that begins after it; for a thread."""
         try:
             chain = self.chain.at(state.seq).serialize()
         except TrimmedError:
-            # The log was sealed past the state meanwhile. The copy knows the digests of what it gets itself.
+            # The log was sealed past the state meanwhile. The copy digests the messages it gets itself.
             return snapshot.packed(self.uuid, state)
         return snapshot.packed(self.uuid, replace(state, sections={**state.sections, SECTION: chain}))
 
     def forget_sections(self) -> None:
-        """Free what the newest snapshot holds, once the state was restored from it."""
+        """Free the memory of the newest snapshot, once the state has been restored from it."""
         if self.snapshot is not None:
             self.snapshot = replace(self.snapshot, sections={})
 
@@ -430,11 +424,10 @@ class Log(ReadableLog):
     ) -> tuple[retention.RetentionDecision, list[Segment]]:
         """Drop the segments that retention allows to remove; :func:`remove_files`, in a thread, removes their files.
 
-        Tails are dropped only if they are ``unsealed`` for good: on a full disk sealing fails, and only what is dropped
-        makes room.
+        Tails are dropped only if ``unsealed``: on a full disk sealing fails, and only dropping segments makes room.
         """
         self._check_writable()
-        # Chosen and dropped in one step: no tail that is dropped begins to be sealed meanwhile.
+        # Chosen and dropped in one step: sealing a dropped tail must not begin meanwhile.
         with self._changing:
             segments = self._segments
             removable: list[Segment] = []
@@ -485,15 +478,15 @@ class Log(ReadableLog):
     def _mark(self, *, sync: bool = False) -> None:
         """Write down how far the log is on the disk."""
         if self._watermark is not None:
-            # If it cannot be written it lags behind, as it may.
+            # If it cannot be written it lags, as it may.
             with contextlib.suppress(OSError):
-                # A group that is not whole is promised to nobody.
+                # An incomplete group is promised to nobody.
                 self._watermark.write(self.uuid, min(self._synced, self._whole), sync=sync)
 
     def _known(self, committed: int) -> int:
-        """The last operation to show of which ``committed`` are noted: the note may end within a group, as a sync may.
+        """The last operation to show when ``committed`` is the last one noted as committed.
 
-        A commit never does, so more is committed, and the rest of the group is shown with its beginning.
+        The note may end within a group, as a sync may. A commit never does, so the rest of the group is committed too.
         """
         safe = self._safe
         if committed <= safe:
@@ -514,7 +507,7 @@ class Log(ReadableLog):
             with translating(segment.topics_path):
                 segment.write_topics()
         except DamagedError:
-            # Who reads the damaged messages is told.
+            # Readers of the damaged messages get the error.
             self._unindexed.add(segment)
             return False
         except StorageError:
@@ -562,7 +555,7 @@ class Log(ReadableLog):
         finally:
             self._being_sealed = None
         if dropped:
-            # Its files would come back as a part of the log.
+            # Otherwise the next start would take its files for a part of the log.
             _remove(path, _SEALED_SUFFIXES)
             return None
         if extension is not None:
@@ -578,7 +571,7 @@ _SEALED_SUFFIXES: Final = (".arrow", ".topics", ".entries", ".index")
 def remove_files(gone: Sequence[Segment]) -> None:
     """Remove the files of segments that the log has dropped, oldest first, up to one that cannot be removed.
 
-    What is left is a whole log, or litter, for the next start: removing later files would make a hole in it.
+    What remains is a whole log, or litter that the next start removes. Removing later files instead would leave a hole.
     """
     for segment in gone:
         if not _remove(segment.path, (".torn", ".open", *_SEALED_SUFFIXES)):
@@ -586,7 +579,7 @@ def remove_files(gone: Sequence[Segment]) -> None:
 
 
 def _remove(path: Path, suffixes: Sequence[str]) -> bool:
-    """Remove files in this order, up to one that cannot be removed; whether all are gone."""
+    """Remove files in this order, up to one that cannot be removed; return whether all are gone."""
     try:
         for suffix in suffixes:
             path.with_suffix(suffix).unlink(missing_ok=True)

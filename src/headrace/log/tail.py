@@ -38,10 +38,10 @@ READ_BYTES: Final = 1 << 20
 FIND_FRAMES: Final = 1 << 16
 """Frames that one search looks at, most of which it skips."""
 
-_NEVER_SYNCED: Final = "it and what follows had never been synced"
+_NEVER_SYNCED: Final = "it and everything after it had never been synced"
 
 _MOST_LABELS: Final = 4096
-"""Labels kept in memory: more publishers and topics at a time have theirs written, or read, more often."""
+"""Labels kept in memory; with more publishers and topics at a time, labels are written, or read, more often."""
 
 HEADER_BYTES: Final = 56
 
@@ -62,7 +62,7 @@ class TornEnd:
 class FileHeader:
     """The header of a tail file, whose first operation is ``op`` and whose first message will be ``first``.
 
-    ``time`` is that of the operation before: nothing earlier follows, even if that one is trimmed.
+    ``time`` is the time of the operation before: nothing earlier may follow, even if that one is trimmed.
     """
 
     uuid: UUID
@@ -72,7 +72,7 @@ class FileHeader:
     salt: int
 
     def serialize(self) -> bytes:
-        """Serialize the header."""
+        """Return the header's bytes, with its checksum."""
         head = _FILE.pack(_FILE_MAGIC, self.uuid.bytes, self.op, self.first, self.time, self.salt, 0)[:-4]
         return head + crc32c(head).to_bytes(4, "little")
 
@@ -84,15 +84,15 @@ class FileHeader:
             raise DamagedError(str(path), 0, 1, None, "the file header is cut short")
         magic, uuid, op, first, time, salt, crc = _FILE.unpack_from(data)
         if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE.size - 4]):
-            raise DamagedError(str(path), 0, 1, None, "the file header is not one of ours")
+            raise DamagedError(str(path), 0, 1, None, "the file header is not Headrace's")
         return cls(UUID(bytes=uuid), op, first, time, salt)
 
 
 class FrameColumns(NamedTuple):
     """Where the frames of a tail are and what is in them.
 
-    Appends lengthen these columns; cutting back begins new ones. So a reader that takes them once finds in them, to the
-    end, whatever it has found before.
+    Appends lengthen these columns; cutting back begins new ones. So a reader that takes them once keeps finding in them
+    whatever it has found before.
     """
 
     offsets: array[int]
@@ -109,13 +109,13 @@ class FrameColumns(NamedTuple):
 
     @classmethod
     def none(cls) -> FrameColumns:
-        """Those of an empty tail."""
+        """Return the columns of an empty tail."""
         return cls(
             array("Q"), array("Q"), array("Q"), array("q"), array("q"), array("Q"), array("Q"), array("I")
         )
 
     def before(self, index: int) -> FrameColumns:
-        """Columns of their own for the frames before ``index``."""
+        """Return new columns for the frames before ``index``."""
         place = bisect_left(self.frames, index)
         return FrameColumns(
             *(column[:index] for column in self[:5]), *(column[:place] for column in self[5:])
@@ -142,7 +142,7 @@ class TailFile:
         self.first = self.next = header.first
         """The sequence number that the next message gets."""
         self.size = HEADER_BYTES
-        """Bytes of whole frames, header included."""
+        """Bytes of the file's header and its whole frames."""
         self.last_time = header.time
         self._before = header.time
         self.fd = descriptor.fd
@@ -151,13 +151,13 @@ class TailFile:
         self._columns = FrameColumns.none()
         self._topics = TailTopics()
         self._written: dict[tuple[str, int, str, str], int] = {}
-        """Labels that frames may refer to, and where they are."""
+        """Labels that new frames may refer to, and their offsets."""
         self._labels: dict[int, frame.Label] = {}
-        """Labels that were read lately, by their place."""
+        """Labels that were read lately, by offset."""
 
     @classmethod
     def create(cls, path: Path, uuid: UUID, op: int, first: int, time: int = 0, *, sync: bool) -> TailFile:
-        """Create an empty tail that begins with ``op``, whose first message will be ``first``, not before ``time``."""
+        """Create an empty tail that begins with ``op``; its first message will be ``first``, not before ``time``."""
         # Never 0: a file system that lost data leaves zeros.
         header = FileHeader(uuid, op, first, time, 1 + secrets.randbelow((1 << 32) - 1))
         write_whole(path, header.serialize(), sync=sync)
@@ -184,8 +184,8 @@ class TailFile:
     def write_again(self, synced: int) -> None:
         """Write all frames after operation ``synced`` once more, as they are.
 
-        If a sync has failed, the system may have given up on what it could not write and still show it to readers: the
-        next sync would succeed without it. What is written again is on its way to the disk again.
+        After a failed sync, the system may have given up on pages and still show them to readers: the next sync would
+        succeed without them. Writing them again makes the next sync cover them.
         """
         columns = self._columns
         if self.last_op <= synced:
@@ -223,7 +223,7 @@ class TailFile:
         return not self._columns.offsets
 
     def encode(self, batch: Batch, times: tuple[int, int], offset: int, *, continued: bool) -> EncodedFrame:
-        """Encode a batch for this file, at ``offset``; ``times`` are those of its first and last row."""
+        """Encode a batch for this file, at ``offset``; ``times`` are the times of its first and last row."""
         # A plain tuple finds a label just as well, and this runs once per batch.
         key = batch.origin, batch.node, batch.publisher, batch.topic
         back = offset - self._written.get(key, -frame.REACH - 1)
@@ -231,7 +231,7 @@ class TailFile:
             back = 0
         pieces, length = frame.encode(batch, self._salt, time=times[0], continued=continued, back=back)
         rows = FrameRows(batch.op, batch.first, batch.run.count, batch.is_entries)
-        # As shared_topic() has it: this runs once per batch.
+        # The same as shared_topic(), inlined: this runs once per batch.
         shared = batch.columns is None or "topic" not in batch.columns.schema.names
         topic = batch.topic if shared else None
         label = None if back else frame.label_of(batch)
@@ -335,7 +335,7 @@ class TailFile:
         return columns.ops[columns.frames[place]] + seq - columns.firsts[place]
 
     def windows(self, size: int = READ_BYTES) -> Iterator[tuple[bytes, list[int], frame.FindLabel]]:
-        """Check every frame; yield windows of the file's bytes, each with where its frames begin, and their labels."""
+        """Check every frame; yield windows of the file's bytes, each with its frames' offsets and their labels."""
         columns = self._columns
         offsets = columns.offsets
         index, known = 0, len(offsets)
@@ -438,7 +438,7 @@ class TailFile:
         return batches
 
     def _label_at(self, start: int, at: int) -> frame.Label:
-        """The label of a frame that others refer to: the one at ``at`` of a window that begins at ``start``."""
+        """The label of the frame at offset ``at`` of a window that begins at ``start``."""
         offset = start + at
         label = self._labels.get(offset)
         if label is None:
@@ -449,7 +449,7 @@ class TailFile:
         return label
 
     def _forget_labels(self, end: int) -> None:
-        """Forget the labels from ``end`` on, where the file is cut."""
+        """Forget the labels from ``end`` on, where the file is being cut."""
         self._written = {label: offset for label, offset in self._written.items() if offset < end}
         self._labels.clear()
 
@@ -459,7 +459,7 @@ class TailFile:
         return offsets[index + 1] if index + 1 < len(offsets) else self.size
 
     def _end_of(self, columns: FrameColumns, place: int) -> int:
-        """Where a frame of messages ends, by its place among these."""
+        """Where a frame of messages ends; ``place`` counts frames of messages only."""
         return self._stop(columns, columns.frames[place])
 
     def _rows(self, columns: FrameColumns, index: int) -> int:
@@ -468,7 +468,7 @@ class TailFile:
         return following - ops[index]
 
     def tied_after(self, op: int) -> list[tuple[int, int]]:
-        """The operations of frames that are continued, from the one that has the operation after ``op`` on."""
+        """Return the operations of continued frames, from the frame with the operation after ``op`` on, as ranges."""
         columns = self._columns
         begin = max(bisect_right(columns.ops, op + 1) - 1, 0)
         return [
@@ -478,7 +478,7 @@ class TailFile:
         ]
 
     def whole(self, op: int) -> int:
-        """The last operation up to ``op``, which must be here, that is not tied to the next."""
+        """The last operation at or before ``op`` that is not tied to the next; ``op`` must be here."""
         ops = self._columns.ops
         index = bisect_right(ops, op) - 1
         if not self._is_continued(index):
@@ -523,13 +523,13 @@ class TailFile:
             if later is not None and synced is not None and self.next_op > synced:
                 return self._torn(whole, end, f"{reason}; {_NEVER_SYNCED}")
             if later is not None:
-                # Entries stand after a message that is lost too, unless it is the last one here.
+                # Entries carry the number of the message before them, which is lost too unless it is the last one here.
                 last = max(later.first if later.entries else later.first - 1, self.next - 1)
                 raise DamagedError(str(self.path), self.size, self.next, last, reason)
         return self._torn(whole, end, reason)
 
     def _torn(self, whole: int, end: int, reason: str) -> TornEnd | None:
-        """Describe the torn end after so many frames, if there is one, and forget what is in it."""
+        """Describe the torn end after ``whole`` frames, if there is one, and forget the frames in it."""
         self._forget_from(whole)
         return TornEnd(self.size, end - self.size, reason) if self.size < end else None
 
@@ -538,7 +538,7 @@ class TailFile:
         columns = self._columns
         if index == len(columns.offsets):
             return
-        # New ones: readers in other threads go on with those that they have.
+        # New columns: readers in other threads keep those that they have.
         self._columns = columns.before(index)
         self.size, self.next_op = columns.offsets[index], columns.ops[index]
         self._forget_labels(self.size)
@@ -558,7 +558,7 @@ class FrameRows(NamedTuple):
 
     @classmethod
     def of(cls, place: frame.FrameInfo) -> FrameRows:
-        """Those of a frame in a file."""
+        """Return the rows of a frame in a file."""
         return cls(place.op, place.first, place.rows, place.entries)
 
 
@@ -570,7 +570,7 @@ def misplaced(rows: FrameRows, following: int) -> str:
 
 
 class EncodedFrame(NamedTuple):
-    """A frame to be written: its pieces, and what the file remembers of it."""
+    """A frame to be written: its pieces, and the facts that the file remembers."""
 
     pieces: list[frame.Piece]
     length: int
@@ -578,9 +578,9 @@ class EncodedFrame(NamedTuple):
     time: int
     last_time: int
     label: frame.Label | None
-    """Its label, if it is written here and not referred to."""
+    """Its label, if the frame contains it; None if it refers to an earlier frame's."""
     topic: str | None
-    """The topic that all its messages have, if so."""
+    """The topic, if all its messages share one."""
 
 
 def read_label(path: Path, fd: int, salt: int, offset: int, first: int) -> frame.Label:
@@ -652,7 +652,7 @@ def _frame_at(fd: int, salt: int, offset: int) -> tuple[bytes, frame.FrameInfo]:
 
 
 def _runs(places: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the runs of neighbours among ascending places: where each begins, and where it has ended."""
+    """Yield the runs of neighbours among ascending places: where each begins, and the place after its last."""
     begin = 0
     for index in range(1, len(places) + 1):
         if index == len(places) or places[index] != places[index - 1] + 1:

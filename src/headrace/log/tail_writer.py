@@ -1,9 +1,9 @@
 """Changes at the end of the log: writing to the open tail, all or nothing, and cutting back.
 
-A tail that grows has room on the disk reserved ahead of it, as much again as it has: to find a place for each page when
-it is written takes a third of the time of an append. The file's size says nothing of that, and a tail that nobody
-appends to any more gives it back. On a disk that is filling up nothing is reserved: sealing and snapshots need the
-room, and messages are refused while there is too little of it.
+A growing tail reserves disk space ahead of its end, as much again as it has: allocating each page as it is written
+takes a third of the time of an append. The file's size does not include the reserve, and a tail that is no longer
+appended to gives it back. On a disk that is filling up nothing is reserved: sealing and snapshots need the space, and
+messages are refused while there is too little of it.
 
 A failed write may leave bytes after the last whole frame. They are cut off at once or, if the disk refuses even that,
 before anything else is written or a new tail begun: no frame may follow garbage.
@@ -37,10 +37,10 @@ back to its host, and writing to them takes ten times as long as to memory in us
 
 
 _RESERVED_FROM: Final = 1 << 20
-"""Bytes of a tail from which on room is reserved for more."""
+"""Size of a tail, in bytes, from which on space is reserved ahead."""
 _MOST_RESERVED: Final = 16 << 20
 _SPARE: Final = 8
-"""Nothing is reserved of a disk that has less free than so many times as much."""
+"""Space is reserved only on a disk with at least this many times as much free."""
 
 
 class TailWriter:
@@ -50,7 +50,7 @@ class TailWriter:
         self._leftover = False
         """Whether a failed write left bytes that could not be cut off yet."""
         self._file: TailFile | None = None
-        """The tail that was written to last, and the size from which on it needs more room reserved."""
+        """The tail written to last, and the size at which it needs more space reserved."""
         self._reserve_at = _RESERVED_FROM
 
     def write(self, file: TailFile, pieces: list[Piece]) -> None:
@@ -82,22 +82,22 @@ class TailWriter:
             raise
 
     def tidy(self, file: TailFile) -> None:
-        """Cut off what a failed write left, if anything."""
+        """Cut off the bytes that a failed write left, if any."""
         if self._leftover:
             os.ftruncate(file.fd, file.size)
             self._leftover = False
 
     def release(self, file: TailFile) -> None:
-        """Give back the room that was reserved for a tail."""
+        """Give back the space reserved for a tail."""
         if file is self._file and self._reserve_at > _RESERVED_FROM:
             self._file = None
-            # What cannot be given back goes with the file.
+            # If this fails, the space is freed with the file.
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fd, file.size)
 
     def _reserve(self, file: TailFile) -> None:
         size = min(file.size, _MOST_RESERVED)
-        # If that fails, as by a quota, the write finds out whether there is room for the messages.
+        # If this fails, for example by a quota, the write finds out whether there is room for the messages.
         with contextlib.suppress(OSError):
             disk = os.fstatvfs(file.fd)
             if disk.f_bavail * disk.f_frsize >= _SPARE * size:
@@ -105,14 +105,14 @@ class TailWriter:
         self._reserve_at = file.size + size
 
     def note_cut_back(self) -> None:
-        """Note that the tail was cut back, with anything that a failed write left."""
+        """Note that the tail was cut back, and with it anything that a failed write left."""
         self._leftover = False
 
 
 def cut_back(directory: Path, segments: Sequence[Segment], last: int) -> Iterator[tuple[Segment, ...]]:
     """Remove every operation after ``last`` from the disk; after each step, yield the segments that remain.
 
-    If a step fails, those yielded last are what is on the disk, and the last of them can be appended to.
+    If a step fails, the segments yielded last are those on the disk, and the last of them can be appended to.
     """
     at = next(at for at, segment in enumerate(segments) if segment.last_op > last)
     ending = segments[at]

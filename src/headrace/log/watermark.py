@@ -5,12 +5,12 @@ damage: bad bytes before good frames. The file ``synced`` tells the two apart. B
 promised to somebody, and opening the log fails. Beyond it nothing was promised: everything from the first bad byte on
 is a torn end, which is cut off and counted.
 
-The file is written after each sync and not synced itself: it may lag behind, never run ahead. It has two places, which
-are written in turn: a write of which only a part is done leaves the note before it. Under ``fsync=never`` there is no
-watermark, and without one everything in the log counts as promised.
+The file is written after each sync and not synced itself: it may lag, but never run ahead. It has two slots, written
+in turn: a torn write of one leaves the other. Under ``fsync=never`` there is no watermark, and without one everything
+in the log counts as promised.
 
-A node of a cluster has a second one, ``committed``: the last operation that it knows to be committed. It is written
-some times a second, for a node that is started again to notice if the cluster has gone on without any of them.
+A node of a cluster has a second one, ``committed``: the last operation that it knows to be committed. It is written a
+few times a second, so that a restarted node notices if the cluster has gone on without any of these operations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMITTED: Final = "committed"
 logger = logging.getLogger("headrace")
 
 _FORM: Final = struct.Struct("<8s16sQQI")
-"""Magic, the log, the operation, the note's own number, and the checksum of all that."""
+"""Magic, the log's uuid, the operation, the note's own number, and the checksum of all these."""
 _MAGIC: Final = b"HRSYNC\x02\n"
 
 
@@ -65,13 +65,13 @@ class _Note(NamedTuple):
 
 
 def begin(directory: Path) -> Watermark | None:
-    """Open a log's watermark for writing; if that cannot be done the log has none, and goes on without."""
+    """Open a log's watermark for writing; if that fails, the log goes on without one."""
     try:
         return Watermark(directory)
     except OSError as error:
         why = os.strerror(error.errno or 0).lower()
         logger.warning("%s: %s; a power failure may need a repair", directory / NAME, why)
-        # One that is never moved again would promise what is cut back later.
+        # A watermark that never moves again would still promise operations that are cut back later.
         forget(directory)
         return None
 
@@ -83,7 +83,7 @@ def read(directory: Path, name: str = NAME) -> tuple[UUID, int] | None:
 
 
 def forget(directory: Path) -> None:
-    """Remove the watermark: nothing is known of what is on the disk."""
+    """Remove the watermark: which operations are on the disk is not known."""
     with contextlib.suppress(OSError):
         (directory / NAME).unlink(missing_ok=True)
 

@@ -206,7 +206,7 @@ class TestFilesOfEntries:
         stray = log.directory / NAME(1, "entries")
         stray.write_bytes(mixed.path(1, "entries").read_bytes())
         [problem] = problems(log.directory)
-        assert (problem.path, problem.reason) == (stray, "the segment's index does not know of it")
+        assert (problem.path, problem.reason) == (stray, "the segment's index does not mention it")
         report = repair(log.directory)
         [step] = report.steps
         assert isinstance(step, SetAside)

@@ -47,7 +47,7 @@ class TestTails:
         report = plan(written.directory)
         assert report.steps == ()
         assert [problem.mends for problem in report.problems] == [True]
-        assert "mended when the log is next opened" in "".join(report.lines())
+        assert "repaired when the log is next opened" in "".join(report.lines())
         report, log = written.repaired()
         assert (report.last, report.lost, report.uuid_after) == (30, (), written.uuid)
         written.check_goes_on(log)
@@ -363,7 +363,7 @@ class TestSnapshots:
         shutil.move(written.directory / "other" / NAME(12, "snapshot"), written.directory)
         shutil.rmtree(written.directory / "other")
         report, log = written.repaired()
-        assert f"it is of log {other.uuid}, not of this one" in "".join(report.lines())
+        assert f"it belongs to log {other.uuid}, not to this one" in "".join(report.lines())
         written.check_goes_on(log)
 
 
@@ -385,7 +385,7 @@ class TestForeignSegments:
             written.path(13, kind).rename(written.path(14, kind))
         report, log = written.repaired()
         assert (report.last, report.lost) == (12, ((13, 30),))
-        assert "it begins at another place than its name says" in "".join(report.lines())
+        assert "it does not begin where its name says" in "".join(report.lines())
         written.check_goes_on(log)
 
     def test_messages_that_are_there_twice(self, written: Written) -> None:

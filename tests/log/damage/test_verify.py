@@ -92,7 +92,7 @@ class TestFindings:
         )
         assert damaged == f"{where}; messages 9 to 10 are in doubt"
         assert torn.endswith(
-            "messages 29 on are in doubt (left by a crash, mended when the log is next opened)"
+            "messages 29 on are in doubt (left by a crash; repaired when the log is next opened)"
         )
 
     def test_holes_and_overlaps(self, written: Written) -> None:
@@ -125,8 +125,8 @@ class TestFindings:
         for kind in ((31, "open"), (30, "snapshot")):
             (written.directory / "other" / NAME(*kind)).rename(written.directory / NAME(*kind))
         snapshot, segment = problems(written.directory)
-        assert snapshot.reason == f"it is of log {other.uuid}, not of this one"
-        assert segment.reason == f"it is of log {other.uuid}, its neighbours of log {written.uuid}"
+        assert snapshot.reason == f"it belongs to log {other.uuid}, not to this one"
+        assert segment.reason == f"it belongs to log {other.uuid}, its neighbours to log {written.uuid}"
 
     def test_a_tail_that_was_never_begun(self, written: Written) -> None:
         written.path(31, "open").write_bytes(b"")

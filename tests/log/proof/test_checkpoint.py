@@ -57,7 +57,7 @@ def test_digests_that_are_not_the_chains_are_refused() -> None:
     file, other = json.loads(sign(chain(), KEY, 5)), json.loads(sign(chain(19), KEY, 5))
     assert file["digests"] == other["digests"]
     file["digests"] = "A" + file["digests"][1:] if file["digests"][0] != "A" else "B" + file["digests"][1:]
-    with pytest.raises(ForgedError, match="chain is not that of its digests"):
+    with pytest.raises(ForgedError, match="chain does not match its digests"):
         Checkpoint.parse(json.dumps(file).encode(), "file")
 
 

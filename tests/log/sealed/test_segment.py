@@ -399,7 +399,7 @@ class TestEntries:
         segment.entries_path.write_bytes(data)
         again = SealedSegment(segment.path, replace(segment.index, entries_size=len(data)))
         [(_, fault)] = again.faults()
-        assert "its entries are not those of the segment" in fault.reason
+        assert "its entries do not match the segment's index" in fault.reason
         with pytest.raises(DamagedError):
             again.read_ops(11, 39)
 

@@ -91,7 +91,7 @@ class TestFiles:
         write(tmp_path, taken(8, OTHER), sync=False)
         found, [passed] = newest(tmp_path, UUID_)
         assert found == taken(3)
-        assert f"it is of log {OTHER}, not of log {UUID_}" in passed.reason
+        assert f"it belongs to log {OTHER}, not to log {UUID_}" in passed.reason
 
     def test_one_under_another_name_is_passed_over(self, tmp_path: Path) -> None:
         write(tmp_path, taken(3), sync=False).rename(tmp_path / f"{9:016d}.snapshot")

@@ -4,7 +4,7 @@ Opening a log stops at the first damage. An inspection continues: it names each 
 around it that are still good. It changes nothing, so a hub may be running meanwhile. An append that has lost messages
 is bad as a whole, so a good range of a tail begins and ends between appends, or where nothing but entries is lost.
 
-Files are named by operations, people are told of messages. Where a file no longer tells its first message, the file
+Files are named by operations, but reports speak of messages. If a file no longer tells its first message, the file
 before it does.
 """
 
@@ -45,7 +45,7 @@ class Problem:
     last: int | None
     reason: str
     mends: bool = False
-    """Whether this is what a crash leaves: never acknowledged, and repaired when the log is opened."""
+    """Whether a crash left this: nothing in it was acknowledged, and opening the log repairs it."""
     harmless: bool = False
     """Whether no message or entry is in doubt."""
 
@@ -56,14 +56,14 @@ class Problem:
 
     def __str__(self) -> str:
         if self.harmless:
-            return f"{self.path}: {self.reason}; it is not used, and no message is in doubt: the hub writes it anew"
+            return f"{self.path}: {self.reason}; no message is in doubt: the hub does not use this file and rewrites it"
         text = str(DamagedError(str(self.path), self.offset, self.first, self.last, self.reason))
-        return f"{text} (left by a crash, mended when the log is next opened)" if self.mends else text
+        return f"{text} (left by a crash; repaired when the log is next opened)" if self.mends else text
 
 
 @dataclass(frozen=True, slots=True)
 class GoodRange:
-    """Good operations of one file that follow one another, and their messages, of which there may be none.
+    """Good operations of one file that follow one another, and their messages, if there are any.
 
     ``begin`` and ``end`` are positions in the file: bytes of a tail, record batches of a sealed segment.
     """
@@ -76,7 +76,7 @@ class GoodRange:
     begin: int
     end: int
     entries_lost: bool = False
-    """Whether only its messages are good. Where entries stood is then known for a whole segment only."""
+    """Whether only its messages are good. Then the entries' places are known only for a whole segment."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,9 +90,9 @@ class InspectedSegment:
     last_op: int | None
     """The last operation that was here, good or not; ``first_op - 1`` if there was none, ``None`` if unknown."""
     first: int
-    """The first message, or the next one if there is none; a guess from the segment before if nothing here tells."""
+    """The first message, or the next one if there is none; guessed from the segment before if it is unreadable."""
     last: int | None
-    """The last message, likewise."""
+    """The last message that was here; ``first - 1`` if there was none, ``None`` if unknown."""
     uuid: UUID | None = None
     good: list[GoodRange] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -100,19 +100,19 @@ class InspectedSegment:
     """What is missing or doubled between the segment before and this one."""
     time: int = 0
     salt: int = 0
-    """From the header of a tail."""
+    """The salt in a tail's header."""
     index: SegmentIndex | None = None
     """A sealed segment's index, perhaps :attr:`rebuilt` from the Arrow file."""
     rebuilt: bool = False
     marked: bool = False
     """Whether the index says that an earlier repair has lost its entries."""
     stray_entries: bool = False
-    """Whether there is a file of entries that the index does not know."""
+    """Whether there is a file of entries that the index does not mention."""
     topics: Problem | None = None
-    """What is wrong with the index of topics, which is not used then."""
+    """The fault of the index of topics, if any; it is not used then."""
 
     def note(self, offset: int, first: int, last: int | None, reason: str, *, mends: bool = False) -> None:
-        """Add a problem."""
+        """Add a problem of this segment's file."""
         self.problems.append(Problem(self.path, offset, first, last, reason, mends=mends))
 
     def all_problems(self) -> list[Problem]:
@@ -120,7 +120,7 @@ class InspectedSegment:
         return [*self.problems, *(each for each in (self.gap, self.topics) if each is not None)]
 
     def needs_state(self) -> tuple[int, int]:
-        """The operation, and its newest message, up to which a snapshot must replace what an earlier repair lost."""
+        """Return the operation, and its newest message, up to which a snapshot must replace entries lost earlier."""
         return (self.index.last_op, self.index.last) if self.marked and self.index is not None else (0, 0)
 
 
@@ -134,7 +134,7 @@ def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegme
             continue
         if inspected.uuid is not None and inspected.uuid not in uuids:
             named = ", ".join(map(str, uuids))
-            reason = f"it is of log {inspected.uuid}, its neighbours of log {named}"
+            reason = f"it belongs to log {inspected.uuid}, its neighbours to log {named}"
             inspected.note(0, inspected.first, inspected.last, reason)
             # Its place among the others means nothing.
             yield inspected
@@ -147,13 +147,13 @@ def inspect(directory: Path, uuids: Collection[UUID]) -> Iterator[InspectedSegme
         before = inspected
     if before is not None:
         if before.rebuilt and before.last_op is not None:
-            # Nothing after it tells whether entries were lost with the index, so they count as lost.
+            # No later segment shows whether entries were lost with the index, so they count as lost.
             _settle_entries(before, before.last_op, "it is missing, if there was one")
         yield before
 
 
 def log_uuids(directory: Path) -> list[UUID]:
-    """The uuids that the segments' headers name, the most frequent first."""
+    """Return the uuids that the segments' headers name, the most frequent first."""
     found: Counter[UUID] = Counter()
     for number in numbers(directory):
         path = directory / f"{number:016d}.open"
@@ -166,7 +166,7 @@ def log_uuids(directory: Path) -> list[UUID]:
 
 
 def numbers(directory: Path) -> list[int]:
-    """The first operations of all segments, even if only the index or the entries are left."""
+    """Return the first operations of all segments, even if only the index or the entries are left."""
     found = (SEGMENT_FILE.fullmatch(path.name) for path in directory.iterdir())
     return sorted({int(match[1]) for match in found if match})
 
@@ -180,8 +180,8 @@ def inspect_segment(
 ) -> InspectedSegment | None:
     """Read every byte of one segment; ``None`` if it has vanished.
 
-    ``first`` is its first message if it does not tell that itself. Its files may have any of ``uuids``. ``mark`` is the
-    log's watermark.
+    ``first`` is its first message, if its files do not tell. Its files may have any of ``uuids``. ``mark`` is the log's
+    watermark.
     """
     tail, sealed = directory / f"{number:016d}.open", directory / f"{number:016d}.arrow"
     while tail.exists() or sealed.exists():
@@ -198,7 +198,7 @@ def inspect_segment(
 def inspect_tail(path: Path, first: int = 1, mark: tuple[UUID, int] | None = None) -> InspectedSegment:
     """Read every byte of a tail; a torn end is a recoverable problem, as if it were the last segment.
 
-    What is bad beyond the watermark was never promised to anybody, and is a torn end with all that follows it.
+    Bad bytes beyond the watermark were never promised to anybody: with everything after them, they are a torn end.
     """
     descriptor = Descriptor(path, os.O_RDONLY)
     fd, op = descriptor.fd, int(path.stem)
@@ -265,7 +265,7 @@ def inspect_sealed(path: Path, first: int = 1, uuids: Collection[UUID] = ()) -> 
         inspected.problems.append(Problem(beside, 0, index.first, index.first - 1, reason))
     elif not segment.entries_size and beside.exists():
         inspected.stray_entries = True
-        reason = "the segment's index does not know of it"
+        reason = "the segment's index does not mention it"
         inspected.problems.append(Problem(beside, 0, index.first, index.first - 1, reason))
     for number, found in segment.faults():
         if Path(found.path) == beside:
@@ -298,7 +298,7 @@ def _following(before: InspectedSegment | None) -> int:
 
 
 def _first_frame(fd: int) -> tuple[int, frame.FrameInfo | None]:
-    """Find the first frame of a tail whose header is lost, and with it the salt; none if it is bad too."""
+    """Find the salt and the first frame of a tail whose header is lost; no frame if that one is bad too."""
     salt = int.from_bytes(os.pread(fd, 4, HEADER_BYTES), "little")
     found = next(walk(fd, salt, HEADER_BYTES), None) if salt else None
     return (0, None) if found is None else (salt, found[1])
@@ -313,7 +313,7 @@ def _uuid_of(entries: Path) -> UUID | None:
 
 def _misnamed(inspected: InspectedSegment) -> None:
     inspected.last_op = inspected.last = None
-    reason = "it begins at another place than its name says"
+    reason = "it does not begin where its name says"
     inspected.note(0, inspected.first, None, reason)
 
 
@@ -328,7 +328,7 @@ def _ends_log(before: InspectedSegment, after: InspectedSegment, mark: tuple[UUI
     torn = any(problem.mends for problem in before.problems)
     short = headless or (before.last_op is not None and before.last_op + 1 < after.first_op)
     if short and not torn and before.gap is None:
-        reason = "what follows had not reached the disk"
+        reason = "everything after it had not reached the disk"
         before.gap = Problem(before.path, before.size, before.last + 1, None, reason, mends=True)
     return torn or short
 
@@ -425,7 +425,7 @@ def _inspect_frames(inspected: InspectedSegment, fd: int, synced: int | None) ->
 
 
 def _begins(found: frame.FrameInfo, offset: int) -> _Place:
-    """The place before a frame."""
+    """The place where a frame begins."""
     return _Place(offset, found.op, found.first + 1 if found.entries else found.first)
 
 
@@ -477,7 +477,7 @@ def _good_between(
 def _operations(segment: SealedSegment, first: int, last: int, *, entries_lost: bool) -> tuple[int, int]:
     """The first and last operation of some messages, with the entries before and after them.
 
-    If the entries are lost, nobody knows where they stood: as many as possible are counted here.
+    If the entries are lost, nobody knows where they stood: this counts as many as possible.
     """
     if entries_lost:
         return segment.first_op + first - segment.first, segment.last_op - (segment.last - last)

@@ -195,7 +195,7 @@ def _entries_of(segment: SealedSegment, good: GoodRange) -> Iterator[Batch]:
 def _write_without_entries(
     target: Path, header: FileHeader, rows: Iterable[pa.RecordBatch], ends: SegmentEnd
 ) -> None:
-    """Write a segment that says that its entries are lost."""
+    """Write a segment whose index records that its entries are lost."""
     with EntriesWriter.beside(target, header) as none:
         segment = write_segment(target, header, rows, none, ends, sync=True)
     replace(segment.index, entries_size=ENTRIES_LOST).write(target.with_suffix(".index"), sync=True)

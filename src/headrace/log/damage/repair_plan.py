@@ -5,12 +5,12 @@ those **after** the last one (everything older then counts as trimmed). The rest
 every sequence number that is lost.
 
 **Lost entries cost no message.** Where only entries are lost, the messages around them stay in one run, and the place
-is marked: nobody can read operations from before it any more, and no state is restored from there. A snapshot from
-after the last such place has all that matters; without one the state begins empty, and the report says so.
+is marked: operations from before it can no longer be read, and no state is restored from there. A snapshot taken after
+the last such place has everything that matters; without one the state begins empty, and the report says so.
 
-What is lost at the *end* will be numbered anew: other messages get the numbers, other messages and entries the
-operations. A reader that has seen the old ones (a subscriber, a Spark offset, another node) must not take the new ones
-for their continuation, so such a log gets a **new uuid**. A log that loses nothing at its end keeps its own.
+If messages are lost at the *end*, new ones will get their sequence and operation numbers. A reader that has seen the
+old ones (a subscriber, a Spark offset, another node) must not take the new ones for their continuation, so such a log
+gets a **new uuid**. A log that loses nothing at its end keeps its own.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Write a segment anew with what stays of it; the old files are kept aside.
+    """Rewrite a segment with the part of it that stays; the old files are kept aside.
 
-    Of a tail several parts may stay, where entries between them are lost: each becomes a file of its own.
+    If entries in the middle of a tail are lost, several parts stay, and each becomes a file of its own.
     """
 
     source: InspectedSegment
@@ -71,7 +71,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Reindex:
-    """Write the index of a sealed segment anew."""
+    """Rewrite the index of a sealed segment."""
 
     source: InspectedSegment
 
@@ -138,7 +138,7 @@ Step = SetAside | Rewrite | Reindex | MarkLost | Restamp | BeginTail | ForgetSta
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is wrong with a log, and what repairing it does (or has done)."""
+    """The problems of a log, and what repairing it does (or has done)."""
 
     directory: Path
     problems: tuple[Problem, ...]
@@ -149,15 +149,14 @@ class Report:
     lost: tuple[tuple[int, int | None], ...]
     """Lost ranges, first and last; ``None`` if the last is unknown."""
     lost_entries: tuple[tuple[int, int], ...]
-    """Where entries are lost though messages are not: those that stand after one of the messages ``first`` to
-    ``last``. How many is not known."""
+    """Ranges of messages that are kept while entries after them are lost; the number of entries is not known."""
     uuid_before: UUID | None
     uuid_after: UUID
     aside: Path | None = None
-    """The folder of everything that left the log, once that is done."""
+    """The folder of everything that was set aside, once the repair is done."""
 
     def lines(self) -> Iterator[str]:
-        """The report for people."""
+        """Yield the lines of the report."""
         if not self.problems and not self.steps:
             yield f"{self.directory}: nothing is wrong with this log"
             return
@@ -209,7 +208,7 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
         SetAside(snapshot.path_of(directory, found.op), "it is ahead of what is kept") for found in ahead
     ]
     needed, message = _needs_state(run, ends)
-    # Where entries are lost and nobody knows how many, operations may be counted anew.
+    # Where an unknown number of entries is lost, operation numbers may be used again.
     displaced = [found for found in states if needed <= found.op <= ends.last_op and found.seq < message]
     steps += [
         SetAside(snapshot.path_of(directory, found.op), "it does not fit what is kept") for found in displaced
@@ -280,7 +279,7 @@ class _Ends:
 
 
 def _choose(segments: list[InspectedSegment], keep: Keep) -> list[GoodRange]:
-    """Choose the first or the last unbroken run of messages; one without any only if there is no other."""
+    """Choose the first or the last unbroken run of messages; a run of entries alone only if there is no other."""
     runs: list[list[GoodRange]] = []
     for good in (good for segment in segments for good in segment.good):
         if runs and _follows(runs[-1][-1], good):
@@ -306,7 +305,7 @@ def _marks(directory: Path, run: list[GoodRange]) -> Iterator[MarkLost]:
 
 
 def _needs_state(run: list[GoodRange], ends: _Ends) -> tuple[int, int]:
-    """The operation, and its newest message, up to which a snapshot must replace entries that are not here."""
+    """Return the operation, and its newest message, up to which a snapshot must replace missing entries."""
     needed = ends.first_op - 1, ends.first - 1
     for before, after in pairwise(run):
         if before.last_op + 1 < after.first_op:
@@ -392,7 +391,7 @@ def _snapshots(
             case snapshot.Snapshot() as found if not own or found.uuid in own:
                 good.append(found)
             case snapshot.Snapshot() as found:
-                reason = f"it is of log {found.uuid}, not of this one"
+                reason = f"it belongs to log {found.uuid}, not to this one"
                 unusable.append((path, Problem(path, 0, found.seq, found.seq, reason)))
     return good, unusable
 

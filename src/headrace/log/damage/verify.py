@@ -76,7 +76,7 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
         if isinstance(found, Problem):
             yield found
         elif found is not None and found.uuid not in uuids:
-            yield Problem(path, 0, found.seq, found.seq, f"it is of log {found.uuid}, not of this one")
+            yield Problem(path, 0, found.seq, found.seq, f"it belongs to log {found.uuid}, not to this one")
         elif found is not None and (newest is None or found.op > newest.op):
             newest = found
         yield Progress(path, done, max(total, done))
@@ -86,7 +86,7 @@ def _look(directory: Path) -> Iterator[Problem | Progress]:
         try:
             Chain.parse(chain.read_bytes(), str(chain))
         except DamagedError as damage:
-            # The log makes it anew, of the messages that it still has.
+            # The log rebuilds it from the messages that it still has.
             yield Problem(chain, damage.offset, damage.first, damage.last, damage.reason, harmless=True)
         yield Progress(chain, done, max(total, done))
     inspected: InspectedSegment | None = None

@@ -105,7 +105,7 @@ def _numbers(maps: pa.MapArray) -> pa.Array:
 
 
 def _of_each(maps: pa.MapArray, pairs: pa.Array) -> pa.Array:
-    """The bytes of each message's map, from those of all pairs."""
+    """Join the bytes of all pairs into those of each message's map."""
     edges = (
         np.ascontiguousarray(offsets_of(pairs)[offsets_of(maps)])
         if len(pairs)

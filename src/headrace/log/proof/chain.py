@@ -7,10 +7,10 @@ canonical bytes, side by side. The chain begins with the log's uuid, and each bl
     chain(n) = SHA-256(chain(n - 1) + digest of block n - 1)
 
 So the chain after n blocks stands for every message up to ``n * 65,536``, and does not depend on files, segments or
-batches. The block that is not full yet is *open*: its digest so far can be told as well, and resumed.
+batches. The last block, while it is not full, is *open*: its digest so far is available too, and can be resumed.
 
-A log that begins in the middle of a block, with nobody to tell the digests before it, knows those from the next block
-on. That is enough to compare it with another copy, and not enough for a chain.
+A log that begins in the middle of a block, without the digests before it, has digests from the next block on. That is
+enough to compare it with another copy, but not enough for a chain.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def blocks_in(seq: int) -> int:
 
 
 def end_of(blocks: int) -> int:
-    """The last message of so many full blocks."""
+    """The last message of the first ``blocks`` blocks."""
     return blocks * BLOCK
 
 
@@ -67,20 +67,20 @@ def block_range(block: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What is known about a log's messages up to ``through``; it never changes."""
+    """The digests known of a log's messages up to ``through``; immutable."""
 
     uuid: UUID
     through: int = 0
     base: int = 0
-    """The first block whose digest is known; 0 unless the log begins later and nobody told what was before."""
+    """The first block whose digest is known; 0 unless the log begins later, without the digests before."""
     digests: bytes = b""
-    """Of each full block from ``base`` on."""
+    """The digests of the full blocks from ``base`` on."""
     open: bytes | None = Sha256().state()
     """The state of the open block's digest; ``None`` if its beginning is not known."""
 
     @classmethod
     def beginning_at(cls, uuid: UUID, first: int) -> Chain:
-        """The chain of a log whose first message is ``first``, if nothing is known about those before it."""
+        """Return the chain of a log whose first message is ``first``, with nothing known about those before it."""
         begins_block = (first - 1) % BLOCK == 0
         return cls(uuid, first - 1, -(-(first - 1) // BLOCK), b"", Sha256().state() if begins_block else None)
 
@@ -113,12 +113,12 @@ class Chain:
         return self.digests[at : at + DIGEST_BYTES] or None if at >= 0 else None
 
     def since(self, block: int) -> Chain:
-        """The same without the digests of blocks before ``block``."""
+        """Return the chain without the digests of blocks before ``block``."""
         skipped = max(min(block, self.blocks) - self.base, 0)
         return replace(self, base=self.base + skipped, digests=self.digests[skipped * DIGEST_BYTES :])
 
     def cut_back(self, blocks: int) -> Chain:
-        """The chain after so many full blocks, which must be known."""
+        """Return the chain after its first ``blocks`` full blocks, which must be known."""
         kept = self.digests[: max(blocks - self.base, 0) * DIGEST_BYTES]
         return Chain(self.uuid, blocks * BLOCK, self.base, kept)
 
@@ -147,7 +147,7 @@ class Chain:
         state = data[end:-4]
         known = DIGEST_BYTES * max(through // BLOCK - base, 0)
         if magic != _MAGIC or size != known or len(state) != STATE_BYTES * begun:
-            raise DamagedError(name, 0, 1, None, "the digests are of an unknown form")
+            raise DamagedError(name, 0, 1, None, "the digests have an unknown format")
         return cls(UUID(bytes=uuid), through, base, data[_HEAD.size : end], state if begun else None)
 
 
@@ -167,7 +167,7 @@ class ChainExtension:
     def __init__(self, chain: Chain, last: int) -> None:
         self._chain = chain
         self._full = last // BLOCK
-        """How many blocks will be full: only the digest of the open one after them is resumed later."""
+        """The number of blocks that will be full: only the open one after them needs a digest that can be resumed."""
         self._through = chain.through
         self._digests = [chain.digests]
         self._state: Hash | None = None if chain.open is None else self._hash(chain.open)
@@ -182,14 +182,14 @@ class ChainExtension:
 
     @property
     def digests(self) -> bytes:
-        """Of the blocks that are full so far."""
+        """The digests of the blocks that are full so far."""
         return b"".join(self._digests)
 
     def finish(self) -> Chain:
-        """The chain with all messages added."""
+        """Return the chain with all messages added."""
         state = self._state
         if state is not None and not isinstance(state, Sha256):
-            raise UsageError(f"the chain was to be extended further than to message {self._through}")
+            raise UsageError(f"the chain was to be extended further than message {self._through}")
         return replace(
             self._chain,
             through=self._through,
@@ -211,7 +211,7 @@ class ChainExtension:
                 self._state = self._hash()
 
     def _hash(self, state: bytes | None = None) -> Hash:
-        """Begin or resume the digest of the open block; by ``hashlib``, which is faster, if all of it will come."""
+        """Begin or resume the open block's digest: with ``hashlib``, which is faster, if the block will be full."""
         begins = self._through % BLOCK == 0
         if begins and self._through // BLOCK < self._full:
             return hashlib.sha256()

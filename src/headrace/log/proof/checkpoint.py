@@ -56,9 +56,9 @@ class Checkpoint:
     time: int
     """When it was signed, in µs since 1970."""
     digests: bytes
-    """Of all full blocks."""
+    """The digests of all full blocks."""
     open_digest: bytes
-    """Of the messages after them."""
+    """The digest of the messages after the full blocks."""
     key: bytes
     """The public key that signed it."""
 
@@ -79,16 +79,16 @@ class Checkpoint:
                 bytes.fromhex, (file.chain, file.open, file.key, file.signature)
             )
         except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, ValueError) as error:
-            raise UsageError(f"{name} is no checkpoint ({error})") from None
+            raise UsageError(f"{name} is not a checkpoint ({error})") from None
         if trusted is not None and key != trusted:
             raise ForgedError(name, f"it is signed by the key {key.hex()}, not by {trusted.hex()}")
         signed = _signed(uuid, file.head, file.blocks, file.time, chain, open_digest)
         if signed is None or not _is_signature(key, signature, signed):
-            raise ForgedError(name, "its signature is not that of what it says")
+            raise ForgedError(name, "its signature does not match its content")
         if file.blocks != blocks_in(file.head) or len(digests) != file.blocks * DIGEST_BYTES:
-            raise ForgedError(name, "its digests are not those of its blocks")
+            raise ForgedError(name, "its digests do not match its number of blocks")
         if chained(uuid, digests) != chain:
-            raise ForgedError(name, "its chain is not that of its digests")
+            raise ForgedError(name, "its chain does not match its digests")
         return cls(uuid, file.head, file.time, digests, open_digest, key)
 
 
@@ -101,7 +101,7 @@ def sign(chain: Chain, key: Ed25519PrivateKey, time: int) -> bytes:
             " ask a copy that has them"
         )
     signed = _signed(chain.uuid, chain.through, chain.blocks, time, value, open_digest)
-    assert signed is not None  # noqa: S101 -- what a chain has fits
+    assert signed is not None  # noqa: S101 -- a chain's own values fit
     file = _File(
         kind=_KIND,
         version=1,
@@ -134,7 +134,7 @@ def private_key(pem: bytes, name: str) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{name} is no private key without a password ({error})") from None
+        raise UsageError(f"{name} is not a private key without a password ({error})") from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise UsageError(f"{name} is not an Ed25519 key: make one with headrace keys signing")
     found: Ed25519PrivateKey = key
@@ -142,7 +142,7 @@ def private_key(pem: bytes, name: str) -> Ed25519PrivateKey:
 
 
 def public_key(pem: bytes, name: str) -> bytes:
-    """Read the public half of a signing key, from its own file or from that of the private half."""
+    """Read the public half of a signing key, from its own file or from the private half's."""
     ed25519, serialization = _cryptography()
     try:
         if b"PRIVATE KEY" in pem:
@@ -150,7 +150,7 @@ def public_key(pem: bytes, name: str) -> bytes:
         else:
             found = serialization.load_pem_public_key(pem)
     except ValueError as error:
-        raise UsageError(f"{name} is no public key ({error})") from None
+        raise UsageError(f"{name} is not a public key ({error})") from None
     if not isinstance(found, ed25519.Ed25519PublicKey):
         raise UsageError(f"{name} is not an Ed25519 key")
     raw: bytes = found.public_bytes_raw()
@@ -158,7 +158,7 @@ def public_key(pem: bytes, name: str) -> bytes:
 
 
 def _signed(log: UUID, head: int, blocks: int, time: int, chain: bytes, open_digest: bytes) -> bytes | None:
-    """The bytes that a signature is over; ``None`` if the facts are none."""
+    """Return the bytes that a signature covers; ``None`` if a value does not fit."""
     if (len(chain), len(open_digest)) != (DIGEST_BYTES, DIGEST_BYTES):
         return None
     try:

@@ -1,8 +1,8 @@
 """Compare copies of one history: by digests, and row by row only where digests differ.
 
-A copy is a log, a hub, an archive: whatever has rows under sequence numbers. Digests are those that it has recorded, or
-are computed from its rows, several blocks at a time. The first block that differs is compared row by row, in step, so
-that memory does not depend on how large the messages are.
+A copy is a log, a hub or an archive: anything with rows under sequence numbers. Its digests are recorded, or computed
+from its rows, several blocks at a time. The first block that differs is compared row by row, in step, so that memory
+does not depend on how large the messages are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Copy(Protocol):
         """Return the digests that it has recorded, up to ``head``; ``None`` if it records none."""
 
     def rows(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Yield messages in the envelope's schema, in their order; one that is missing is not there."""
+        """Yield messages in the envelope's schema, in order; a missing message is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Difference:
 
     seq: int
     fields: tuple[str, ...]
-    """What differs; nothing if the message is missing."""
+    """The fields that differ; none if the message is missing."""
     evidence: str
 
 
@@ -69,7 +69,7 @@ def computed(
 ) -> tuple[Chain, MissingError | None]:
     """Compute a copy's digests from its rows; stop at the first message that is missing.
 
-    ``progress`` is told how many messages each step covered.
+    ``progress`` is called with the number of messages of each step.
     """
     chain = Chain.beginning_at(copy.log, copy.first)
     threads = threads or os.cpu_count() or 1
@@ -100,7 +100,7 @@ def computed(
 
 
 def digests_of(copy: Copy, begin: int, end: int) -> tuple[bytes, MissingError | None]:
-    """Compute the digests of blocks ``begin`` up to ``end`` from rows; up to a message that is missing, and that."""
+    """Compute the digests of blocks ``begin`` up to ``end`` from rows; stop at a missing message and return it too."""
     first, last = end_of(begin) + 1, end_of(end)
     extension = ChainExtension(Chain(copy.log, first - 1, begin), last)
     try:
@@ -121,7 +121,7 @@ def digest_of(copy: Copy, first: int, last: int) -> bytes:
 
 
 def overlaid(recorded: Chain, fresh: Chain) -> Chain:
-    """The recorded digests, with those that were computed anew in their places."""
+    """Return the recorded digests, replaced by the fresh ones where there are any."""
     begin, end = (
         max(fresh.base - recorded.base, 0) * DIGEST_BYTES,
         max(fresh.blocks - recorded.base, 0) * DIGEST_BYTES,
@@ -178,7 +178,7 @@ def in_order(rows: Iterable[pa.RecordBatch], first: int, last: int) -> Iterator[
 
 
 class _Steps:
-    """Rows that are taken in steps; where one is missing they end."""
+    """Rows taken in steps; they end at the first missing one."""
 
     def __init__(self, rows: Iterator[pa.RecordBatch], first: int, last: int) -> None:
         self._rows = in_order(rows, first, last)

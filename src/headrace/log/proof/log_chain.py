@@ -4,7 +4,7 @@ The chain covers sealed messages. It is extended while a tail is sealed, from th
 segment is in place. If it lags (the log is older than its chain, or a save has failed) it is extended step by
 step. A late start takes it from the snapshot it begins with. Digests of removed messages stay in it.
 
-A chain that cannot be read, is of another log, or does not fit the log is begun anew, from what the log still has.
+A chain that cannot be read, belongs to another log, or does not fit the log is rebuilt from what the log still has.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 FILE: Final = "chain"
 SECTION: Final = "chain"
-"""The section of a snapshot that has the chain up to its newest message, for logs that begin after it."""
+"""The section of a snapshot with the chain up to its newest message, for logs that begin after it."""
 
 _READ_BYTES: Final = 4 << 20
 
 _ASKED: Final = 32
-"""Chains that were asked for and are kept."""
+"""Requested chains kept in memory."""
 
 _STEP: Final = 1 << 20
-"""Messages that a lagging chain is extended by at a time: about a second's work."""
+"""Messages by which a lagging chain is extended at a time: about a second's work."""
 
 
 def write_chain(directory: Path, section: bytes | None, *, sync: bool) -> None:
@@ -48,21 +48,21 @@ def write_chain(directory: Path, section: bytes | None, *, sync: bool) -> None:
 
 
 class LogChain:
-    """The chain of one open log; any thread asks it."""
+    """The chain of one open log; any thread may use it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._path = log.directory / FILE
         self._kept: Chain | None = None
         self._asked: dict[int, Chain] = {}
-        """The chains that were asked for last, the newest last: whoever asks for a later one goes on from there."""
+        """The chains requested last, the newest last; a later one is computed from the nearest before it."""
         self._lock = threading.Lock()
 
     def load(self, *, sync: bool) -> None:
         """Read the chain when the log is opened for writing.
 
-        One that is ahead of the log must be cut back on the disk, too, before its numbers go to other messages. One
-        that is damaged is replaced at once, or it would be reported until something is sealed.
+        A chain ahead of the log must be cut back on the disk too, before its numbers go to other messages. A damaged
+        one is replaced at once; otherwise it would be reported until something is sealed.
         """
         found = self._read()
         fitting = self._fitting(found)
@@ -87,7 +87,7 @@ class LogChain:
         return ChainExtension(chain, last) if chain.through + 1 == first <= last else None
 
     def keep(self, chain: Chain, *, sync: bool) -> None:
-        """Keep an extended chain. If it cannot be written, it is written when it is extended the next time."""
+        """Keep an extended chain. If it cannot be written, the next extension tries again."""
         with self._lock:
             self._kept = chain
         with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ class LogChain:
             return None
 
     def _fitting(self, chain: Chain | None) -> Chain:
-        """The chain, if it is one of this log as it is now; else as much of it as is, or one that begins anew.
+        """Return as much of the chain as fits this log as it is now, or a new chain if none of it does.
 
         An empty log may become another one, and on a full disk messages are removed before they are sealed.
         """
@@ -153,7 +153,7 @@ class LogChain:
         return Chain.beginning_at(log.uuid, log.first)
 
     def _back_to(self, chain: Chain, seq: int) -> Chain:
-        """The chain after the last block that was full at a message; its open part is digested again."""
+        """Cut the chain back to the last block that was full at a message; digest its open part again."""
         block = block_of(seq + 1)
         first, _ = block_range(block)
         if first < self._log.first:

@@ -1,7 +1,8 @@
-"""SHA-256 whose state can be kept: a block of messages may begin in one segment and end in another, after a restart.
+"""SHA-256 whose state can be saved: a block of messages may begin in one segment and end in another, after a restart.
 
-``hashlib`` is faster and is used wherever a block is digested in one go; its state cannot be saved, so what has to be
-resumed is digested here. The state is the eight words, the bytes that do not fill a chunk yet, and how many there were.
+``hashlib`` is faster and is used wherever a block is digested in one go, but its state cannot be saved, so a digest
+that has to be resumed is computed here. The state is the eight words, the bytes that do not fill a chunk yet, and how
+many bytes there were.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Words = npt.NDArray[np.int64]
 
 
 class Sha256:
-    """A SHA-256 under way, as ``hashlib`` has it, that can be kept as bytes and resumed.
+    """A SHA-256 under way, with ``hashlib``'s methods, whose state can be saved as bytes and resumed.
 
     >>> one = Sha256()
     >>> one.update(b"message ")
@@ -70,7 +71,7 @@ class Sha256:
         self._waiting: bytes = parts[-1][: self._size % _CHUNK]
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take more bytes."""
+        """Add bytes to the digest."""
         self._size += len(data)
         first = min(-len(self._waiting) % _CHUNK, len(data))
         waiting = self._waiting + bytes(data[:first])
@@ -84,7 +85,7 @@ class Sha256:
         self._waiting = waiting + bytes(data[first + whole :])
 
     def state(self) -> bytes:
-        """The state, to be resumed from."""
+        """Return the state to resume from."""
         return _FORM.pack(self._size, *self._words.tolist(), self._waiting)
 
     def digest(self) -> bytes:
@@ -102,7 +103,7 @@ class Sha256:
         if is_loaded(__name__):
             compress(self._words, chunks, _CONSTANTS)
             return
-        # A hub that has little to seal does without numba and its memory.
+        # A hub that has little to seal spares itself numba and its memory.
         _compress(self._words, chunks, _CONSTANTS)
 
 
@@ -115,7 +116,7 @@ def _turned(word: int, by: int) -> int:
 def _compress(state: Words, data: npt.NDArray[np.uint8], constants: Words) -> None:
     """Take whole chunks of 64 bytes into a state; the letters are those of the standard, FIPS 180-4.
 
-    Words are kept in 64 bits, and cut to 32: as plain Python that is ten times faster than numpy's 32-bit numbers.
+    Words are kept in 64 bits and cut to 32: in plain Python that is ten times faster than numpy's 32-bit numbers.
     """
     w = np.empty(64, np.int64)
     for begin in range(0, len(data), 64):

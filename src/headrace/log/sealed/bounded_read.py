@@ -1,4 +1,4 @@
-"""One read of messages, bounded in bytes: what segments and archived files have in common."""
+"""One read of messages, bounded in bytes, for segments and archived files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from headrace.message import Batch
 
 _BESIDE: Final = 4
-"""Rows larger than their payloads times this count by a share of their full size."""
+"""Rows that are larger than this many times their payloads count with a share of their full size."""
 
 
 class BoundedRead:
@@ -23,7 +23,7 @@ class BoundedRead:
         self._left = max_bytes
 
     def add(self, batch: Batch, rows: pa.RecordBatch) -> None:
-        """Add a batch, or what fits of it. It is a part of ``rows``, whose columns beside the payloads count too."""
+        """Add a batch, or the part of it that fits. It is a part of ``rows``, whose other columns count too."""
         size = max(batch.run.size, rows.nbytes * len(batch) // rows.num_rows // _BESIDE)
         if size > self._left:
             edges = batch.run.offsets

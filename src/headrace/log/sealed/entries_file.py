@@ -1,7 +1,7 @@
 """The entries of a sealed segment: frames as they were in the tail, in a file beside the Arrow file.
 
 ``N.arrow`` holds messages only, for any Arrow reader. ``N.entries`` has the header of the tail they were in, and the
-frames of its log entries, with labels of their own. Who reads messages never opens it; nodes and copies of a log, and a
+frames of its log entries, with labels of their own. Readers of messages never open it; nodes and copies of a log, and a
 hub that restores its state, read both (:meth:`headrace.log.sealed.segment.SealedSegment.read_ops`).
 """
 
@@ -83,7 +83,7 @@ class EntriesFile:
         return self._ops[index + 1] if index + 1 < len(self._ops) else None
 
     def read(self, op: int, last: int) -> Batch:
-        """Entries from ``op``, which must be one, up to ``last`` or the end of their frame."""
+        """Read entries from ``op``, which must be an entry, up to ``last`` or the end of their frame."""
         index = bisect_right(self._ops, op) - 1
         offset = self._offsets[index]
         descriptor = Descriptor(self.path, os.O_RDONLY)
@@ -120,7 +120,7 @@ class EntriesWriter:
             yield cls(path, header, unfinished)
 
     def add(self, batch: Batch) -> None:
-        """Add entries."""
+        """Add a batch of entries."""
         if not self.size:
             self._pieces.append(self._header.serialize())
             self.size = HEADER_BYTES
@@ -141,7 +141,7 @@ class EntriesWriter:
         self._unfinished.rename(self._path)
 
     def _write(self) -> None:
-        # Not appended to what a crash may have left there.
+        # A crash may have left a file there: it is overwritten, not appended to.
         with self._unfinished.open("ab" if self._begun else "wb") as file:
             file.writelines(self._pieces)
         self._begun = True

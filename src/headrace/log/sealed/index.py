@@ -1,6 +1,6 @@
 """The index of a sealed segment: where its record batches are, what they cover, and their checksums.
 
-The file ``N.index`` is written whole beside ``N.arrow``. If it is lost, a readable Arrow file gives it again.
+The file ``N.index`` is written whole beside ``N.arrow``. If it is lost, it can be rebuilt from a readable Arrow file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH: Final = np.dtype(
 )
 
 ENTRIES_LOST: Final = (1 << 64) - 1
-"""In place of the size of the file of entries: a repair found it damaged, and kept the messages without it."""
+"""Stands for the size of the file of entries if a repair found that damaged and kept the messages without it."""
 
 MAXBATCHES: Final = 1 << 24
 """More record batches than any segment has: a larger count is damage, not a reason to allocate."""
@@ -46,14 +46,14 @@ MAXBATCHES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """The facts about a sealed segment that need not be read from it."""
+    """The facts about a sealed segment that can be known without reading it."""
 
     uuid: UUID
     first_op: int
     last_op: int
     first: int
     last: int
-    """Its messages; ``first - 1`` if it has entries only."""
+    """The last message; ``first - 1`` if there are entries only."""
     file_size: int
     last_time: int
     entries_size: int
@@ -96,7 +96,7 @@ class SegmentIndex:
             data
         )
         if magic != _MAGIC or count > MAXBATCHES or len(data) != _HEAD.size + count * BATCH.itemsize + 4:
-            raise DamagedError(str(path), 0, 1, None, "the index is of an unknown form")
+            raise DamagedError(str(path), 0, 1, None, "the index has an unknown format")
         batches = np.frombuffer(data, BATCH, count, _HEAD.size)
         return cls(UUID(bytes=uuid), first_op, last_op, first, last, size, time, beside, around, batches)
 

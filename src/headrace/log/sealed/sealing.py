@@ -52,7 +52,7 @@ def _digested(batches: Iterator[pa.RecordBatch], extension: ChainExtension) -> I
 
 
 def record_batches(tail: TailFile, entries: Callable[[Batch], None]) -> Iterator[pa.RecordBatch]:
-    """A tail's messages in record batches within :data:`ROWS`, :data:`BYTES` and :data:`TEXT_BYTES`.
+    """Yield a tail's messages in record batches within :data:`ROWS`, :data:`BYTES` and :data:`TEXT_BYTES`.
 
     ``entries`` is called with each batch of log entries.
     """

@@ -44,10 +44,10 @@ from headrace.log.topics.segment_topics import (
 from headrace.message import SCHEMA, Batch, Bytes
 
 CACHE_BYTES: Final = 32 << 20
-"""Unpacked record batches kept in memory, all segments together; and as much of indexes of topics."""
+"""Bytes of unpacked record batches kept in memory, of all segments; and as much again for indexes of topics."""
 
 FIND_BYTES: Final = 16 << 20
-"""Packed bytes of record batches that are unpacked for one search, at most: few of their rows may be wanted."""
+"""Most packed bytes that one search unpacks: few of the rows may be wanted."""
 
 _SCHEMA_MESSAGE: Final = SCHEMA.serialize().to_pybytes()
 
@@ -185,29 +185,29 @@ class SealedSegment:
             try:
                 found = read_topic_index(self.topics_path, self.index.batches)
             except (OSError, UnusableIndexError):
-                # Every row is looked at instead. The log's owner writes it anew.
+                # Every row is looked at instead, and the log's owner rewrites the index.
                 self.topics_wanted = True
                 return None
             _topics_cache.put(self, found, found.size)
         return found
 
     def write_topics(self) -> None:
-        """Write the index of topics anew."""
+        """Write the index of topics, in place of any old one."""
         # Not synced: if it is lost or torn it is written again.
         data = self._made_topics()
         write_whole(self.topics_path, data, sync=False)
         self.topics_size, self.topics_wanted = len(data), False
 
     def topics_fault(self) -> str | None:
-        """Check the index of topics, every byte of it, against the segment; there may be none."""
+        """Check every byte of the index of topics, if there is one, against the segment; describe a fault."""
         try:
             data = self.topics_path.read_bytes()
             check_topic_index(data, self.index.batches)
-            return None if self._made_topics() == data else "the index of topics is not that of the messages"
+            return None if self._made_topics() == data else "the index of topics does not match the messages"
         except UnusableIndexError as unusable:
             return str(unusable)
         except (FileNotFoundError, DamagedError):
-            # Where the segment itself is damaged, that is told elsewhere.
+            # If the segment itself is damaged, faults() reports it.
             return None
 
     def _made_topics(self) -> bytes:
@@ -302,7 +302,7 @@ class SealedSegment:
             yield None, fault
 
     def entries_fault(self) -> DamagedError | None:
-        """Check the file of entries, every byte of it."""
+        """Check every byte of the file of entries; return the damage, if any."""
         if not self.entries_size:
             return None
         try:
@@ -319,14 +319,14 @@ class SealedSegment:
         try:
             found = EntriesFile(self.entries_path)
         except DamagedError as damage:
-            # A header that cannot be read does not tell after which message.
+            # A header that cannot be read does not tell where the entries stood.
             raise damage if damage.last is not None else self._entries_damage(damage.reason) from None
         header, count = found.header, self.last_op - self.first_op - (self.last - self.first)
         if header.uuid != self.uuid:
-            raise self._entries_damage(f"it is of log {header.uuid}, the segment of log {self.uuid}")
+            raise self._entries_damage(f"it belongs to log {header.uuid}, the segment to log {self.uuid}")
         begins = header.op == self.first_op and header.first == self.first
         if not begins or found.count != count or found.last_after > self.last:
-            raise self._entries_damage("its entries are not those of the segment")
+            raise self._entries_damage("its entries do not match the segment's index")
         return found
 
     def _entries_damage(self, reason: str, offset: int = 0) -> DamagedError:

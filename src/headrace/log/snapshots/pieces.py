@@ -1,4 +1,4 @@
-"""MessagePack in pieces: a large section of a snapshot is made bit by bit, so that no step of it takes long.
+"""MessagePack in pieces: a large section of a snapshot is made step by step, so that no step takes long.
 
 A section is one MessagePack value. Whoever makes it in pieces writes the headers of its arrays and byte strings with
 the functions here, and the content between them as it comes.

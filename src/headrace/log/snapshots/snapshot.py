@@ -3,7 +3,7 @@
 A snapshot file holds named sections (services, holds, …), opaque to the log, after a header with the log's uuid, the
 operation and the newest message, all under one CRC32C. A large state comes, and is written, in pieces
 (:mod:`~headrace.log.snapshots.pieces`): nobody has to wait for all of it. The two newest are kept: if one is damaged or
-of another log it is skipped and counted, and the older one is used, as long as the log still has what follows it.
+of another log it is skipped and counted, and the older one is used, as long as the log still has what comes after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAGIC: Final = b"HRSNAP\x02\n"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """State after every operation up to ``op``, the newest message among which is ``seq``."""
+    """The state after operation ``op``, when the newest message was ``seq``."""
 
     uuid: UUID
     op: int
@@ -41,7 +41,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class FrozenState:
-    """What a snapshot is made of: state as it was after ``op``, whatever has changed since."""
+    """The content of a snapshot to be: the state as it was after ``op``, whatever has changed since."""
 
     op: int
     seq: int
@@ -69,7 +69,7 @@ def serialize(snapshot: Snapshot) -> bytes:
 def packed(uuid: UUID, state: FrozenState | Snapshot) -> bytes:
     """Serialize a state for a message, in a thread if it is large.
 
-    The pieces are joined one by one: to join hundreds of megabytes at once would stop every other thread meanwhile.
+    The pieces are joined one by one: joining hundreds of megabytes at once would stop every other thread meanwhile.
     """
     whole = io.BytesIO()
     for piece in pieces_of(uuid, state):
@@ -88,7 +88,7 @@ def parse(data: bytes, name: str = "snapshot") -> Snapshot:
     try:
         sections = msgspec.msgpack.decode(data[_HEAD.size :], type=dict[str, bytes])
     except msgspec.DecodeError as error:
-        reason = f"the snapshot is of an unknown form ({error})"
+        reason = f"the snapshot has an unknown format ({error})"
         raise DamagedError(name, _HEAD.size, seq, seq, reason) from None
     return Snapshot(UUID(bytes=uuid), op, seq, sections)
 
@@ -140,6 +140,6 @@ def newest(directory: Path, uuid: UUID) -> tuple[Snapshot | None, list[DamagedEr
             continue
         if snapshot.uuid == uuid:
             return snapshot, skipped
-        reason = f"it is of log {snapshot.uuid}, not of log {uuid}"
+        reason = f"it belongs to log {snapshot.uuid}, not to log {uuid}"
         skipped.append(DamagedError(str(path), 0, snapshot.seq, snapshot.seq, reason))
     return None, skipped

@@ -58,7 +58,7 @@ def begin(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
 
 
 def begin_anew(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
-    """Create such a log in place of a closed one, which is removed."""
+    """Create a log as :func:`begin` does, in place of a closed one, which is removed."""
     with translating(directory):
         shutil.rmtree(_outdated(directory), ignore_errors=True)
         # Moved away in one step: whatever happens next, there is never half a log.
@@ -87,7 +87,7 @@ def check_original(directory: Path) -> None:
 def install(directory: Path, snapshot: Snapshot, time: int) -> None:
     """Replace the log in ``directory``, which must be closed, by one that begins after ``snapshot``.
 
-    Its uuid is the snapshot's. ``time`` (µs) is that of the last message which the snapshot covers.
+    Its uuid is the snapshot's. ``time`` (µs) is the time of the last message that the snapshot covers.
     """
     with translating(directory):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a search of the log finds, when it skips messages that cannot be of the topics asked for."""
+"""The result of a search of the log that skips messages of other topics."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class Found(NamedTuple):
     upto: int
     """The last message that was looked at or skipped."""
     cost: int
-    """Bytes that were read, about."""
+    """Approximate bytes read."""

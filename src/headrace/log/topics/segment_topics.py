@@ -1,13 +1,13 @@
 """Which topics a sealed segment holds, and where: a file beside it, so that a reader of few topics skips the rest.
 
 ``N.topics`` has one of two forms. With **names**, it lists the segment's topics, and for each the record batches that
-hold it, with the first and the last row and how many there are. A segment with more topics than that is worth has
-**hashes**: for each record batch a Bloom filter of its topics, which tells of a name that it is not there.
+hold it, with the first and the last row and how many there are. A segment with too many topics for that has
+**hashes**: for each record batch a Bloom filter of its topics, which tells whether a name is certainly not there.
 ``docs/log.md`` has the layout.
 
-The file is a help, never the truth: every row that it leads to is judged by its own topic. It is bound to its segment
-by the checksums of the record batches. One that is missing, damaged or of another segment is not used, and is written
-anew by the hub; meanwhile readers look at every row.
+The file is a hint, never the truth: every row that it leads to is judged by its own topic. It is bound to its segment
+by the checksums of the record batches. One that is missing, damaged or of another segment is not used, and the hub
+rewrites it; meanwhile readers look at every row.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from headrace.message import bytes_of, offsets_of
 MAX_NAMES: Final = 1 << 16
 MAX_PLACES: Final = 1 << 18
 MAX_TEXT: Final = 4 << 20
-"""Topics, places of topics and bytes of topics up to which an index has names: some MiB."""
+"""Limits of topics, places of topics and bytes of topics for an index with names: some MiB."""
 
 BITS: Final = 16
-"""Bits of a Bloom filter for each topic: one name in some thousand is looked for in vain."""
+"""Bits of a Bloom filter for each topic: about one absent name in a thousand passes it."""
 
 _PROBES: Final = 8
 """Bits that each topic sets."""
@@ -40,7 +40,7 @@ _NAMES, _HASHES = 0, 1
 _PLACE: Final = np.dtype([("batch", "<u4"), ("first", "<u4"), ("last", "<u4"), ("rows", "<u4")])
 
 _CHOICES: Final = 32
-"""Readers' choices whose places are remembered, for each segment."""
+"""Readers' choices whose places are cached, for each segment."""
 
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -53,14 +53,14 @@ class UnusableIndexError(Exception):
 
 
 class TopicChoice(Protocol):
-    """Which topics a reader wants (:class:`headrace.hub.topic_test.TopicTest`); equal choices choose equally."""
+    """The topics a reader wants (:class:`headrace.hub.topic_test.TopicTest`); equal choices choose the same topics."""
 
     @property
     def names(self) -> frozenset[str] | None:
-        """The topics, if these are known."""
+        """The topics, if they can be listed."""
 
     def mask(self, topics: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which of many topics are wanted."""
+        """Return for each topic whether it is wanted."""
 
     def __hash__(self) -> int:
         """Equal choices have equal hashes."""
@@ -100,7 +100,7 @@ class TopicIndex:
             self._sizes = sizes
 
     def chosen(self, choice: TopicChoice) -> ChosenRows | None:
-        """Where topics of a choice may be; ``None`` if that is not known."""
+        """Return where topics of a choice may be; ``None`` if that is not known."""
         try:
             return self._chosen[choice]
         except KeyError:
@@ -175,14 +175,14 @@ class TopicIndexBuilder:
         rows = np.arange(len(codes))
         places["batch"] = number
         places["rows"] = np.bincount(codes, minlength=len(distinct))
-        # Of several rows for one code, the one that is assigned last stays.
+        # Of several rows with one code, the one assigned last stays.
         places["last"][codes] = rows
         places["first"][codes[::-1]] = rows[::-1]
         self._places.append((ids, places))
         self._held += len(ids)
 
     def finish(self, batches: npt.NDArray[Any]) -> bytes:
-        """Make the file of the segment that has these record batches."""
+        """Return the bytes of the file for the segment with these record batches."""
         bound = _bound_to(batches)
         if self._names is None:
             content = b"".join(self._filters)
@@ -239,18 +239,18 @@ def check_topic_index(data: bytes, batches: npt.NDArray[Any]) -> None:
     else:
         body = 4 * count + text
     if magic != _MAGIC or form not in (_NAMES, _HASHES) or len(data) != _HEAD.size + body + 4:
-        raise UnusableIndexError("the index of topics is of an unknown form")
+        raise UnusableIndexError("the index of topics has an unknown format")
     if (belongs, count) != (_bound_to(batches), len(batches)):
-        raise UnusableIndexError("the index of topics is of another segment")
+        raise UnusableIndexError("the index of topics belongs to another segment")
 
 
 def _bound_to(batches: npt.NDArray[Any]) -> int:
-    """The checksum by which an index of topics knows its segment: that of the table of its record batches."""
+    """The checksum of the table of record batches, by which an index of topics knows its segment."""
     return crc32c(batches.tobytes())
 
 
 def hashes(topics: pa.Array) -> Wide:
-    """A hash of 64 bits for each topic, the same for ever: it is in files.
+    """Return a 64-bit hash for each topic. It must never change: it is stored in files.
 
     The bytes of a topic are the coefficients of a polynomial, which is evaluated modulo 2**64; then its bits are mixed.
     """
@@ -274,7 +274,7 @@ def _last_integer(data: bytes) -> int:
 
 
 def _probes(values: Wide, bits: Wide) -> list[Wide]:
-    """The bits that belong to hashes, in filters of so many bits."""
+    """The bits that hashes set, in filters of ``bits`` bits."""
     low, high = values & np.uint64(0xFFFFFFFF), values >> np.uint64(32) | np.uint64(1)
     return [(low + np.uint64(probe) * high) % bits for probe in range(_PROBES)]
 

@@ -1,9 +1,8 @@
 """The topics of a tail's frames, in memory: a reader of few topics skips the frames of others.
 
 Topics are numbered as they come. A frame whose messages share one topic has that topic's number; one with several has a
-number that stands for these. What is not known is :data:`UNKNOWN`: frames from before a restart, and frames whose
-messages differ, until somebody reads them; and all that there is no room for. An unknown frame is read, and judged by
-its rows.
+number for that set. A frame is :data:`UNKNOWN` if it is from before a restart or its messages differ, until somebody
+reads it, and if there is no room for its topics. An unknown frame is read, and judged by its rows.
 
 One thread appends, any thread reads. Numbers are given under a lock, and never change.
 """
@@ -22,20 +21,20 @@ from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import Batch
 
 UNKNOWN: Final = 0
-"""The number of a frame of which nothing is known."""
+"""The number of a frame whose topics are not known."""
 
 MAX_NUMBERS: Final = 1 << 16
 MAX_TEXT: Final = 4 << 20
-"""Numbers of one tail, and bytes of their topics: some MiB of memory."""
+"""Limits of a tail's numbers and of the bytes of their topics: some MiB of memory."""
 
 _MOST_TOGETHER: Final = 64
-"""Topics of one frame that are worth a number."""
+"""Most topics of one frame that are worth a number."""
 
 _BESIDE: Final = 16
 """Bytes that a topic takes besides its characters."""
 
 _CHOICES: Final = 32
-"""Readers' choices that are remembered."""
+"""Readers' choices whose results are cached."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -49,10 +48,10 @@ class TailTopics:
         self._sets: list[tuple[str, ...]] = [()]
         """The topics that each number stands for."""
         self.numbers: dict[str | tuple[str, ...], int] = {}
-        """The numbers that are given, none of which is 0."""
+        """The numbers given so far; 0 is not among them."""
         self._text = 0
         self._chosen: dict[TopicChoice, npt.NDArray[np.bool_]] = {}
-        """For each choice, whether it may want frames with a number, as far as these were asked for."""
+        """For each choice, whether it may want frames with each number, as far as computed."""
         self._giving = threading.Lock()
 
     def number(self, topic: str) -> int:
@@ -75,12 +74,12 @@ class TailTopics:
         return self._give(topics, topics) if found is None else found
 
     def chosen(self, choice: TopicChoice, numbers: array[int]) -> Numbers:
-        """Return which of some frames, by place, a choice may want; ``numbers`` are those of the frames."""
+        """Return the places of frames that a choice may want; ``numbers`` are the frames' numbers."""
         wanted = self._wanted(choice)
         return np.flatnonzero(wanted[np.frombuffer(numbers, np.uint32)])
 
     def _wanted(self, choice: TopicChoice) -> npt.NDArray[np.bool_]:
-        """Whether a choice may want frames with each number that is given now."""
+        """For each number given so far, whether a choice may want frames with it."""
         before = self._chosen.get(choice)
         count = len(self._sets)
         begin = 0 if before is None else len(before)

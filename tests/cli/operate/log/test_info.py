@@ -209,5 +209,5 @@ def test_a_log_of_an_earlier_version_is_refused(run: Run, tmp_path: Path, comman
     tail.write_bytes(b"HRTAIL\x01\n" + bytes(200))
     result = run("log", *command, "--data", tmp_path)
     assert result.exit_code in (1, 2)
-    assert "is of version 1 of the log's format, and this Headrace reads version 2" in result.stderr
+    assert "has version 1 of the log's format, and this Headrace reads version 2" in result.stderr
     assert tail.read_bytes() == b"HRTAIL\x01\n" + bytes(200)

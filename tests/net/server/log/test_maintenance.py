@@ -160,7 +160,7 @@ class TestGroupCommit:
     async def test_a_failed_sync_acknowledges_nothing_ever_after(
         self, hub: Hub, synced: SlowDisk, caplog: pytest.LogCaptureFixture
     ) -> None:
-        synced.error = StorageError("messages 1 on may not be on the disk")
+        synced.error = StorageError("messages from 1 on may not be on the disk")
         outcomes: list[object] = []
         for count in (1, 2):
             hub.submit(Batch(Run.of([b"a"]), origin="test"), outcomes.append)
@@ -222,7 +222,7 @@ class TestFsyncAlways:
         subscriber, publisher = await dial(server), await dial(server)
         await subscriber.subscribe()
         with SlowDisk(server.hub.log) as slow:
-            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.error = StorageError("messages from 1 on may not be on the disk")
             slow.let(1000)
             await publisher.send(push(b"lost"))
             await until(lambda: server.hub.counters.get("sync_failures") == 1)
@@ -255,7 +255,7 @@ class TestInterval:
         self, hub: Hub, disk: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
     ) -> None:
         with SlowDisk(hub.log) as slow:
-            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.error = StorageError("messages from 1 on may not be on the disk")
             slow.let(1000)
             async with Running(make(hub, disk, "log.fsync_interval=0.01")):
                 publish(hub, b"a")
@@ -271,7 +271,7 @@ class TestInterval:
     ) -> None:
         outcomes: list[object] = []
         with SlowDisk(hub.log) as slow:
-            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.error = StorageError("messages from 1 on may not be on the disk")
             slow.let(1000)
             upkeep = make(hub, disk, "log.fsync_interval=0.01")
             async with Running(upkeep):
@@ -289,7 +289,7 @@ class TestInterval:
         told: list[StorageError] = []
         settings = load(environ={}, sets=["log.fsync_interval=0.01"])
         with SlowDisk(hub.log) as slow:
-            slow.error = StorageError("messages 1 on may not be on the disk")
+            slow.error = StorageError("messages from 1 on may not be on the disk")
             slow.let(1000)
             async with Running(LogMaintenance(hub, settings, disk, sync_failed=told.append)):
                 publish(hub, b"a")

@@ -112,7 +112,7 @@ def _extends(
             copy.name,
             1,
             max(copy.head, 2),
-            f"it is of log {copy.log}, the checkpoint of log {checkpoint.log}",
+            f"it belongs to log {copy.log}, the checkpoint to log {checkpoint.log}",
         )
         return
     signed = Chain(checkpoint.log, end_of(checkpoint.blocks), 0, checkpoint.digests)
@@ -164,7 +164,7 @@ def _descend(each: Examined, right: Sequence[Examined], first: int, last: int) -
         name,
         first,
         last,
-        "they are not those of the checkpoint; name a copy that has them to see which differs",
+        "they differ from the checkpoint; name a copy that has them to see which differs",
     )
 
 
@@ -172,7 +172,7 @@ def _equal(ours: Examined, theirs: Examined) -> Iterator[Finding | Unchecked]:
     one, other = ours.copy, theirs.copy
     if one.log != other.log:
         yield Finding(
-            other.name, 1, max(other.head, 2), f"it is of log {other.log}, {one.name} of log {one.log}"
+            other.name, 1, max(other.head, 2), f"it belongs to log {other.log}, {one.name} to log {one.log}"
         )
         return
     first, last = max(one.first, other.first), min(one.head, other.head)
