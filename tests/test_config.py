@@ -489,7 +489,7 @@ class TestAddress:
     def test_bad(self, text: str) -> None:
         with pytest.raises(UsageError) as caught:
             Address.parse(text)
-        assert str(caught.value) == f"{text!r} is no address: expected host:port, IPv6 in brackets"
+        assert str(caught.value) == f"{text!r} is not an address: expected host:port, IPv6 in brackets"
 
     def test_a_port_may_have_a_default(self) -> None:
         assert Address.parse("mill", 7878) == Address("mill", 7878)

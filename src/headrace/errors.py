@@ -49,7 +49,7 @@ class HeadraceError(Exception):
     ...     headrace.connect("127.0.0.1")
     ... except headrace.HeadraceError as error:
     ...     print(error)
-    '127.0.0.1' is no address of a hub: expected scheme://host:port
+    '127.0.0.1' is not the address of a hub: expected scheme://host:port
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -194,7 +194,7 @@ class UnreachableError(PeerError):
 
 
 class LostRangeError(PeerError):
-    """Messages ``first`` to ``last``, which nobody could deliver in the time allowed.
+    """Nobody could deliver messages ``first`` to ``last`` in the time allowed.
 
     >>> lost = LostRangeError(7, 9, "nobody has them")
     >>> range(lost.first, lost.last + 1), str(lost)
@@ -209,7 +209,7 @@ class LostRangeError(PeerError):
 
 
 class ForgedError(PeerError):
-    """A checkpoint that does not say what its signer said.
+    """A checkpoint that is not what its signer signed.
 
     >>> raise ForgedError("monday.checkpoint", "its signature does not match its content")
     Traceback (most recent call last):
@@ -233,8 +233,8 @@ class StorageError(HeadraceError):
 class DamagedError(StorageError):
     """A file does not hold what was written; nothing is read past the damage.
 
-    ``first`` and ``last`` bound the sequence numbers that the damage puts in doubt. If it is none, only entries of the
-    log that stand after ``last``, then ``first`` is the number after it.
+    ``first`` and ``last`` bound the sequence numbers that the damage puts in doubt. If only entries of the log are in
+    doubt, and no message, they stand after ``last``, and ``first`` is ``last + 1``.
 
     >>> raise DamagedError("data/log/7.tail", 128, 7, 9, "a checksum does not match")
     Traceback (most recent call last):
@@ -327,7 +327,7 @@ class NoArchiveError(StorageError):
 
 
 class OvertakenError(StorageError):
-    """A writer of an archive that another one, named by ``writer``, came before: nothing of it was added.
+    """Another writer, named by ``writer``, has added to the archive first: nothing was added.
 
     >>> raise OvertakenError("/srv/archive", "query 7f3c, batch 12", 500)
     Traceback (most recent call last):

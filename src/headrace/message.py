@@ -295,8 +295,8 @@ class Batch:
     columns: pa.RecordBatch | None = None
     op: int = 0
     tied: bool | None = field(default=None, compare=False)
-    """Whether its rows are committed together with the operation after them: no commit ends with one of them. ``None``
-    where that is not decided yet: then an append is one group."""
+    """Whether its rows are committed together with the operation after them, so that no commit ends with them. ``None``
+    if that is not decided yet: then an append is one group."""
 
     def __len__(self) -> int:
         return self.run.count
@@ -335,7 +335,7 @@ class Batch:
         return latest
 
     def numbered(self, op: int, first: int, time: int, node: int) -> Batch:
-        """The same rows with the position, number, time and node that the sequencer gives them.
+        """Return the same rows with the position, number, time and node that the sequencer gives them.
 
         A publisher's own columns of these names are dropped: they would win over the shared values.
         """

@@ -1,7 +1,7 @@
-"""What not every operating system has, each with what stands in for it.
+"""Features that not every operating system has, each with a substitute.
 
-No module of Headrace imports at its top what a platform lacks: everything can be imported wherever Python runs. Clients
-run there, too; a hub's log needs a POSIX system.
+No module of Headrace imports at its top what a platform lacks, so every module can be imported wherever Python runs,
+and clients run there too. A hub's log needs a POSIX system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CHUNK: Final = 1 << 20
 _KEEP_SIZE: Final = 1
 """``FALLOC_FL_KEEP_SIZE``."""
 _EVERYTHING: Final = 1 << 20
-"""Open files, where the system has no limit that can be asked for."""
+"""Limit on open files to assume where the system does not tell one."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -54,7 +54,7 @@ def sync_data(descriptor: int) -> None:
 
 
 def reserve_bytes(descriptor: int, size: int) -> None:
-    """Have the disk keep room for the first bytes of a file that is open for writing."""
+    """Reserve disk space for the first ``size`` bytes of a file that is open for writing."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return
@@ -63,7 +63,7 @@ def reserve_bytes(descriptor: int, size: int) -> None:
 
 
 def reserve_ahead(descriptor: int, offset: int, size: int) -> bool:
-    """Have the disk keep room for bytes of a file from ``offset`` on, which may be after its end; its size stays.
+    """Reserve disk space for a file from ``offset`` on, which may be after its end; its size stays.
 
     Return ``False`` where the system or the disk cannot.
     """

@@ -58,7 +58,7 @@ def with_tls(scheme: str) -> str:
 
 
 NOT_A_MESSAGE: Final = "log"
-"""What log entries have for an origin. They keep the hub's own state (a service created, a cursor moved), stand after a
+"""The origin of log entries. They keep the hub's own state (a service created, a cursor moved), stand after a
 message and have no sequence number; no door that carries messages shows them."""
 
 DEAD_LETTER: Final = "consumer"
@@ -68,7 +68,7 @@ HTTP: Final = "http"
 """The origin of messages that were posted."""
 
 HUBS_OWN_NAMES: Final = "headrace/"
-"""How publishers' names begin that hubs give themselves; no client may use one."""
+"""The prefix of publishers' names that hubs give themselves; no client may use one."""
 
 PUSHED_ORIGINS: Final = ("fyrehose", "spp", "attribute")
 """Origins whose publishers do not wait for an acknowledgement."""

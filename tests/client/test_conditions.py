@@ -82,15 +82,15 @@ def test_names_and_their_order() -> None:
 @pytest.mark.parametrize(
     ("ask", "complaint"),
     [
-        (lambda: where(x=None), r"where x: None is no condition; missing\(\)"),
+        (lambda: where(x=None), r"where x: None is not a condition; missing\(\)"),
         (lambda: where(x=True), "where x: True and False"),
-        (lambda: where(x=b"a"), "where x: bytes is no condition"),
-        (lambda: where(x={"a": 1}), "where x: dict is no condition"),
+        (lambda: where(x=b"a"), "where x: bytes is not a condition"),
+        (lambda: where(x={"a": 1}), "where x: dict is not a condition"),
         (lambda: where(x=[]), r"where x: one_of\(\) of nothing"),
         (lambda: where(x=["a", None]), "where x: one_of takes texts and numbers, not NoneType"),
         (lambda: where(x=[["a"]]), "where x: one_of takes texts and numbers, not list"),
-        (lambda: where(x=math.nan), "where x: equals: nan is no number"),
-        (lambda: where(x=math.inf), "where x: equals: inf is no number"),
+        (lambda: where(x=math.nan), "where x: equals: nan cannot be the value"),
+        (lambda: where(x=math.inf), "where x: equals: inf cannot be the value"),
         (lambda: where(x=10**400), "where x: equals: a number that is too large"),
         (lambda: where(x="\ud800"), "where x: attribute field is malformed: strings in UTF-8"),
         (lambda: where(x=[str(n) for n in range(MAX_TERMS)]), "where x: terms of extra is over the limit"),
@@ -107,7 +107,7 @@ def test_names_and_their_order() -> None:
         (one_of, "of nothing is never true"),
         (lambda: not_(between(0, 1)), "a range cannot stand in not_"),
         (lambda: any_of("a", at_least(1)), "a range cannot stand in any_of"),
-        (lambda: not_(None), "None is no condition"),
+        (lambda: not_(None), "None is not a condition"),
     ],
 )
 def test_what_cannot_be_asked(ask: Callable[[], object], complaint: str) -> None:

@@ -63,8 +63,8 @@ def test_the_transport_is_the_schemes_or_an_argument() -> None:
     [
         ("gopher://a", {}, r"unknown scheme 'gopher'; known are fyrehose, fyrehose\+udp"),
         ("127.0.0.1:2323", {}, "expected scheme://host:port"),
-        ("fyrehose://a:b", {}, "'a:b' is no address"),
-        ("fyrehose://a,,b", {}, "'' is no address"),
+        ("fyrehose://a:b", {}, "'a:b' is not an address"),
+        ("fyrehose://a,,b", {}, "'' is not an address"),
         ("fyrehose+udp://a", {"transport": "tcp"}, "says udp and transport='tcp' says otherwise"),
         ("fyrehose://a", {"transport": "sctp"}, "expected 'tcp' or 'udp'"),
         ("fyrehose://a", {"from_seq": -1}, "from_seq -1: expected 0 to 281474976710655"),

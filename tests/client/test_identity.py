@@ -38,7 +38,7 @@ def test_an_id_of_its_own_making() -> None:
     [
         (None, KEY, "client_id and key belong together; the key of a certificate is cert_key"),
         ("0011", None, "client_id '0011': expected 24 hex digits"),
-        (CLIENT, "\udcff", "the key is no text"),
+        (CLIENT, "\udcff", "the key is not text"),
     ],
 )
 def test_what_cannot_be(client_id: str | None, key: str | None, complaint: str) -> None:

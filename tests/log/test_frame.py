@@ -238,7 +238,7 @@ class TestRefusals:
                 patch.setattr(frame, "MAX_FRAME", length)
                 frame.encode(content, SALT)
                 patch.setattr(frame, "MAX_FRAME", length - 1)
-                with pytest.raises(UsageError, match=f"a batch of {length} bytes: split it"):
+                with pytest.raises(UsageError, match=f"a batch of {length} bytes is too long: split it"):
                     frame.encode(content, SALT)
 
     def test_times_that_decrease(self) -> None:

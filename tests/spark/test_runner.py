@@ -160,7 +160,7 @@ def test_what_a_job_can_begin_with(tmp_path: Path) -> None:
     )
     Pipeline(PipelineRequest(["decode"], HubOptions(), params={"captures": "s3://mill/captures"}))
     Pipeline(PipelineRequest(["match"], HubOptions(), params={"dispatchers": "a:1, b"}))
-    with pytest.raises(UsageError, match="match: 'a:b' is no address"):
+    with pytest.raises(UsageError, match="match: 'a:b' is not an address"):
         Pipeline(PipelineRequest(["match"], HubOptions(), params={"dispatchers": "a:b"}))
 
 

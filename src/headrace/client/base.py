@@ -110,7 +110,7 @@ def scheme_of(url: str, known: Collection[str]) -> str:
     """Return a URL's scheme in lower case; refuse an unknown one."""
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise UsageError(f"{url!r} is no address of a hub: expected scheme://host:port")
+        raise UsageError(f"{url!r} is not the address of a hub: expected scheme://host:port")
     if scheme.lower() not in known:
         raise UsageError(f"{url!r}: unknown scheme {scheme!r}; known are {', '.join(known)}")
     return scheme.lower()

@@ -314,7 +314,7 @@ def _checked(name: str, condition: Condition) -> Predicate:
 def _predicate(condition: object) -> Predicate:
     match condition:
         case bool():
-            raise UsageError("True and False are no attributes: publish and ask for a text or a number")
+            raise UsageError("True and False are not attributes: publish and ask for a text or a number")
         case str() | float() | int():
             return equals(condition)
         case list() | tuple():
@@ -325,10 +325,10 @@ def _predicate(condition: object) -> Predicate:
         case Equals() | Between() | In() | Prefix() | Not() | Exists() | Any() | Inside() | Fence():
             return condition
         case None:
-            raise UsageError("None is no condition; missing() asks for messages without the attribute")
+            raise UsageError("None is not a condition; missing() asks for messages without the attribute")
         case _:
             raise UsageError(
-                f"{type(condition).__name__} is no condition: expected text, a number, a list of them,"
+                f"{type(condition).__name__} is not a condition: expected text, a number, a list of them,"
                 " or between(…), one_of(…), starts_with(…), exists() and the like"
             )
 
@@ -370,5 +370,5 @@ def _number(value: object, word: str) -> float:
     except OverflowError:
         raise UsageError(f"{word}: a number that is too large for an attribute") from None
     if not math.isfinite(number):
-        raise UsageError(f"{word}: {number} is no number that an attribute can be")
+        raise UsageError(f"{word}: {number} cannot be the value of an attribute")
     return number

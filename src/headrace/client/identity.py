@@ -33,7 +33,7 @@ class Identity:
         try:
             self._key = None if key is None else key.encode()
         except UnicodeEncodeError:
-            raise UsageError("the key is no text: expected UTF-8") from None
+            raise UsageError("the key is not text: expected UTF-8") from None
         self._last = 0
 
     def claim(self, after: int | None = None, challenge: str | None = None) -> Auth:

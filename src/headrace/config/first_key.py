@@ -1,7 +1,7 @@
 """The first client of a hub that nobody has configured: its id and key, in a file of one line, ``ID:KEY``.
 
 A container or a service needs a client before there is anybody to configure one. ``auth.first_key`` names the file:
-the hub makes it, or it is there already as a secret of whoever runs the container.
+the hub makes it, unless the operator has provided it, for example as a container's secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 KEY: Final = "auth.first_key"
 
 _MOST: Final = 4096
-"""Bytes of the file: a longer one is something else."""
+"""Maximum bytes of the file: a longer one is something else."""
 _EXPECTED: Final = "a file with one line, a client id of 24 hex digits, a colon and its key"
 
 

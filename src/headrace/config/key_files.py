@@ -11,7 +11,7 @@ from headrace.config.value_types import Secret
 from headrace.errors import ConfigError
 
 _MOST = 4096
-"""Bytes of a key file: a longer one is something else."""
+"""Maximum bytes of a key file: a longer one is something else."""
 
 
 def keys_of(settings: Settings) -> Mapping[str, Secret]:
@@ -38,7 +38,7 @@ def key_of_client(settings: Settings, client_id: str) -> Secret | None:
 
 
 def key_files(settings: Settings) -> list[Path]:
-    """Return the files that :func:`keys_of` reads, and that of the first client."""
+    """Return the files that :func:`keys_of` reads, and the first client's key file."""
     first = settings.auth.first_key
     files = [entry.key_file for entry in settings.access.values() if entry.key_file is not None]
     return files if first is None else [*files, first]

@@ -58,10 +58,10 @@ ROLES = ("sequence", "fyrehose", "spp", "tube", "publisher", "matcher", "dispatc
 """The roles of a process: the hub that numbers messages, doors, and the parts of content routing."""
 
 ACTIONS = ("publish", "read", "service", "consume", "stage", "admin")
-"""What a principal may be allowed to do."""
+"""Actions that a principal may be allowed."""
 
 EVERY_ACTION = "all"
-"""The word for all of them in a rule."""
+"""The word for every action in a rule."""
 
 T = TypeVar("T")
 Fsync = Literal["always", "interval", "never"]
@@ -102,7 +102,7 @@ def memory_share() -> int | None:
 
 
 _GROUP_MEMORY: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where a control group's limit stands, by its version."""
+"""The files with a control group's memory limit, for versions 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Log:
         choice("always", "interval", "never"),
         "interval",
         "When messages are forced to disk: before they are committed, every `log.fsync_interval` seconds, or"
-        " when the system does. A killed hub loses none of them in any case; a power cut none under `always`.",
+        " when the system does. A killed hub loses none in any case; a power cut loses none under `always`.",
     )
     fsync_interval: float = setting(seconds(0.001), 0.05, "Seconds between syncs under `interval`.")
     # Large enough to compress and read well; small enough that trimming goes in small steps, and that
@@ -153,17 +153,17 @@ class Log:
     retain_bytes: int | None = setting(
         or_off(size(1)),
         16 << 30,
-        "The most bytes of the log on disk: past it the oldest segments are removed, and holds on them broken.",
+        "Maximum bytes of the log on disk: past it the oldest segments are removed, and holds on them are broken.",
     )
     # The size bounds the disk already; an age to forget at is an operator's decision.
     retain_seconds: float | None = setting(
         or_off(seconds(0.001)), None, "Sealed segments this old are removed unless held."
     )
-    # Whoever has an archive wants to lose nothing: what it lacks stays on the disk.
+    # Someone with an archive wants to lose nothing: messages that it lacks stay on the disk.
     archive: str | None = setting(
         or_off(text(1, 2048)),
         None,
-        "The path or URI of the log's archive: what it has may be removed here, and is still served; nothing else is.",
+        "The path or URI of the log's archive: only archived messages are removed here, and they are still served.",
     )
     # As often as segments are sealed: a restart reads a snapshot and about one segment.
     snapshot_seconds: float = setting(
@@ -176,7 +176,7 @@ class Services:
     """Named live objects."""
 
     auto: bool = setting(flag(), False, "Whether a message with an unknown topic creates a `last` service.")
-    max: int = setting(count(0), 100_000, "The most services there may be.")
+    max: int = setting(count(0), 100_000, "Maximum number of services.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,9 @@ class Fyrehose:
         "Whether a datagram to any client may carry several packets; otherwise only to clients that send such.",
     )
     subscriber_seconds: float = setting(seconds(0.1), 5.0, "How long a KEEPALIVE subscribes for.")
-    request_limit: int = setting(count(1), 1024, "The most messages that answer one REQUEST over UDP.")
+    request_limit: int = setting(
+        count(1), 1024, "Maximum number of messages that answer one REQUEST over UDP."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +214,7 @@ class Auth:
     clients: Mapping[str, Secret] = setting(
         table_of(secret("a client id of 24 hex digits and a key that is not empty", 1), client_id),
         lambda: MappingProxyType({}),
-        'Keys by client id: `auth.clients.<id> = "<key>"`. Each source adds to those of the weaker ones.',
+        'Keys by client id: `auth.clients.<id> = "<key>"`. Each source adds to the weaker ones.',
     )
     first_key: Path | None = setting(
         or_off(path()),
@@ -244,12 +246,12 @@ BUDGETS: Final = (
     "bytes_per_second",
     "sent_bytes_per_second",
 )
-"""What a principal may have a limit of its own for."""
+"""The limits that a principal may have of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """A principal: how it proves who it is, and what it may do. `anonymous` is whoever proves nothing."""
+    """A principal: how it proves who it is, and what it may do. `anonymous` is everyone who proves nothing."""
 
     client_id: str = setting(hex_digits(24), "", "Its client id at the `sdk`, `spp` and `tube` doors.")
     key: Secret = setting(secret("text; empty for none", 0), Secret(""), "The key of its client id.")
@@ -277,7 +279,7 @@ class Access:
         "What it may not do, though `allow` says so.",
     )
     limits: tuple[tuple[str, int], ...] = setting(
-        list_of(budget(BUDGETS)), (), "Its own budget, where that is not the one of all clients (`limits`)."
+        list_of(budget(BUDGETS)), (), "Its own limits, in place of those of all clients (`limits`)."
     )
 
 
@@ -291,28 +293,30 @@ class Matching:
     keep_seconds: float = setting(
         seconds(0), 300.0, "How long the subscription of a disconnected client is kept."
     )
-    max_subscriptions: int = setting(count(0), 1_000_000, "The most subscriptions there may be.")
-    max_predicates: int = setting(count(1), 64, "The most attributes one subscription may name.")
-    # Read at some 100 MB a second, this is seconds of work for one client, and not minutes.
+    max_subscriptions: int = setting(count(0), 1_000_000, "Maximum number of subscriptions.")
+    max_predicates: int = setting(
+        count(1), 64, "Maximum number of attributes that one subscription may name."
+    )
+    # Read at about 100 MB a second, this is seconds of work for one client, not minutes.
     replay: int = setting(
         count(0), 1_000_000, "How many of the newest messages are searched for a client's `after`."
     )
     json_attributes: bool = setting(
         flag(), False, "Whether the top-level strings and numbers of a JSON payload count as attributes."
     )
-    # Two hubs that differ in this would see other events.
+    # Two hubs that differ in this would see different events.
     fence_window: int = setting(
         count(1),
         1_000_000,
-        "How many messages before one a fence searches for the previous position of its key: one that was not seen for"
-        " so long is forgotten. The same at every process that matches.",
+        "How many messages back a fence looks for the previous position of a key; a key not seen for longer is"
+        " forgotten. Set it alike in every process that matches.",
     )
     # With a million keys each, a hundred megabytes.
     max_tracks: int = setting(
         count(0),
         16,
-        "The most kinds of moving things that all fences may need together: a key and two coordinates, by the names of"
-        " their attributes.",
+        "Maximum number of kinds of moving things that all fences may need together. A kind is three attribute names:"
+        " a key and two coordinates.",
     )
     dispatchers: tuple[Address, ...] = setting(
         list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
@@ -334,7 +338,7 @@ class Dispatcher:
         list_of(peer_address("host:port or ID@host:port; without a port, 7353", PORTS["router"], 8)),
         (),
         "The router doors of the connectors that this dispatcher passes messages to."
-        " One that never answers a handshake is named by its 8-character id.",
+        " For a connector that never answers a handshake, give its 8-character id.",
     )
     peers: tuple[Address, ...] = setting(
         list_of(address("host:port, or host for port 6000", PORTS["dispatcher"], 1)),
@@ -425,7 +429,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """What a frontend keeps while its upstream hub is away."""
+    """Messages that a frontend keeps while its upstream hub is away."""
 
     # Off: an acknowledgement then always means that the message has its number.
     store: bool = setting(
@@ -437,12 +441,12 @@ class Upstream:
     store_bytes: int = setting(
         size(1 << 20),
         1 << 30,
-        "The most bytes that are kept so, with those that the upstream hub refused; past it messages are refused.",
+        "Maximum bytes kept that way, including messages that the upstream hub refused; past it, messages are refused.",
     )
     store_seconds: float | None = setting(
         or_off(seconds(1)),
         None,
-        "Messages are refused once the oldest that is kept has waited for so long.",
+        "Messages are refused once the oldest one kept has waited this long.",
     )
 
 
@@ -493,8 +497,8 @@ class Tls:
     ca: Path | None = setting(
         or_off(path()),
         None,
-        "The authority whose certificates count: those that clients may show, and those of hubs that this one dials"
-        " (which otherwise need one that the system trusts).",
+        "The authority that must have signed clients' certificates, and those of hubs that this one dials (by default,"
+        " for these, any authority that the system trusts).",
     )
     doors: tuple[str, ...] = setting(
         list_of(choice(*(item.name for item in fields(Listen)))),
@@ -510,9 +514,9 @@ class Limits:
 
     # Many clients behind one address translator are legitimate, and so is a benchmark on this machine.
     connections_per_address: int = setting(
-        count(1), 1024, "The most connections of one address at one door, and UDP subscribers of one address."
+        count(1), 1024, "Maximum connections of one address at one door, and UDP subscribers of one address."
     )
-    connections: int = setting(count(1), 10_000, "The most connections and UDP subscribers in all.")
+    connections: int = setting(count(1), 10_000, "Maximum connections and UDP subscribers in all.")
     message_bytes: int = setting(
         size(1, MAX_MESSAGE_BYTES), 8 << 20, "The longest message, where its protocol has no lower limit."
     )
@@ -525,8 +529,8 @@ class Limits:
     unfinished_bytes: int = setting(
         size(16 << 20),
         64 << 20,
-        "Bytes of messages of all peers that have come in part. Past three quarters of it peers wait for one another,"
-        " and those that are silent in the middle of a message are cut off; past 1.4 times as much, others too.",
+        "Bytes of incomplete messages, of all peers together. Past three quarters of it peers wait for one another, and"
+        " those that fall silent in the middle of a message are cut off; past 1.4 times as much, others too.",
     )
     # The objects of 100,000 services of some kilobytes each. In memory, a JSON object takes a few times its text.
     state_bytes: int = setting(
@@ -539,52 +543,54 @@ class Limits:
     filter_cost_per_client: int = setting(
         count(1),
         100_000,
-        "What the filters of one client's streams cost together: one each, and one for each wildcard, predicate and"
-        " vertex of a polygon.",
+        "Maximum cost of the filters of one client's streams together: one for each filter, and one more for each"
+        " wildcard, predicate and vertex of a polygon.",
     )
     tracks_per_client: int = setting(
-        count(0), 4, "The most `matching.max_tracks` that fences of one client may need."
+        count(0), 4, "How many of the `matching.max_tracks` the fences of one client may need."
     )
-    # They are on the disk, and a query cannot go on past a batch that does not fit.
+    # They are on the disk, and a query cannot continue past a batch that does not fit.
     staged_bytes_per_client: int = setting(
         size(1 << 20),
         64 << 30,
         "Bytes of rows that one client's Spark queries have staged and not committed yet, all tasks together.",
     )
-    # Here and below, a client is a principal, or an address where nobody is known.
+    # Here and below, a client is a principal, or an unauthenticated address.
     connections_per_client: int = setting(
-        count(1), 5000, "The most connections of one client at all doors; of an unknown one, of its address."
+        count(1),
+        5000,
+        "Maximum connections of one client, or of one unauthenticated address, at all doors together.",
     )
     subscriptions_per_client: int = setting(
         count(1),
         200_000,
-        "The most subscriptions and streams of one client; each vertex of a polygon counts as one more.",
+        "Maximum subscriptions and streams of one client; each vertex of a polygon counts as one more.",
     )
-    attributes: int = setting(count(1), 1024, "The most attributes of one message.")
+    attributes: int = setting(count(1), 1024, "Maximum number of attributes of one message.")
     # Long enough for a service that is run once a quarter.
     consumer_seconds: float | None = setting(
         or_off(seconds(1)),
         100 * 86_400.0,
-        "A durable consumer that nobody uses is removed once the oldest message that waits for it is this old.",
+        "An unused durable consumer is removed once the oldest message that waits for it is this old.",
     )
     messages_per_second: int | None = setting(
         or_off(count(1)),
         None,
-        "The most messages a second of one client; past it, the client is not read from.",
+        "Maximum messages a second from one client; past it, the hub stops reading from it for a while.",
     )
     bytes_per_second: int | None = setting(
         or_off(size(1)),
         None,
-        "The most bytes a second from one client; past it, the client is not read from.",
+        "Maximum bytes a second from one client; past it, the hub stops reading from it for a while.",
     )
     sent_bytes_per_second: int | None = setting(
-        or_off(size(1)), None, "The most bytes a second to one client; past it, the client waits for more."
+        or_off(size(1)), None, "Maximum bytes a second to one client; past it, the client has to wait."
     )
     memory: int | None = setting(
         or_off(size(64 << 20)),
         memory_share,
         "Bytes of memory past which publishers wait and new connections are refused.",
-        shown="three quarters of the machine's memory, or of what its control group may have",
+        shown="three quarters of the memory of the machine, or of its control group",
     )
     poll_seconds: float = setting(
         seconds(0.01),
@@ -600,18 +606,18 @@ class Limits:
         "How long a peer may be silent before it is cut off, where its protocol has heartbeats."
         " A TCP peer that has vanished is found within about this time.",
     )
-    # SDK clients and dispatchers of the original send a heartbeat every 300 s.
+    # The original's SDK clients and dispatchers send a heartbeat every 300 s.
     routing_idle_seconds: float = setting(
         seconds(0.1),
         900.0,
         "The same for SDK clients, matchers and dispatchers, at the `sdk`, `router` and `dispatcher` doors.",
     )
-    # A publisher may connect long before it has anything to say, and some protocols never acknowledge.
+    # A publisher may connect long before it has anything to send, and some protocols never acknowledge.
     silent_seconds: float = setting(
         seconds(0.1),
         900.0,
-        "How long a TCP peer may be connected without having said anything at all, where its protocol neither asks who"
-        " it is nor has heartbeats.",
+        "How long a TCP peer may be connected without having sent anything, where its protocol has neither a login nor"
+        " heartbeats.",
     )
     slow_seconds: float = setting(
         seconds(0.1),
@@ -622,9 +628,11 @@ class Limits:
         list_of(any_network()),
         (),
         "The proxies in front of this hub. Their connections begin with a PROXY protocol header (version 2), or at"
-        " `http` have `Forwarded`, and count as those of the address named there. Nobody else is believed.",
+        " `http` have `Forwarded`, and count as coming from the address named there. Others are not believed.",
     )
-    drain_seconds: float = setting(seconds(0), 10.0, "How long a stopping hub flushes what it holds.")
+    drain_seconds: float = setting(
+        seconds(0), 10.0, "How long a stopping hub may take to flush what it holds."
+    )
 
 
 DOORS = tuple(item.name for item in fields(Listen))

@@ -32,7 +32,7 @@ from headrace.config.value_types import MemberError, Secret, ValueType, plain, p
 from headrace.errors import ConfigError
 
 ANY_NAME = "<name>"
-"""Stands for the name in the key of a setting that several have, each its own."""
+"""Stands for the name in the key of a setting that each principal has."""
 
 
 class RawValue(NamedTuple):
@@ -76,7 +76,7 @@ class Settings:
     loaded: LoadedFrom | None = field(default=None, repr=False, compare=False)
     """What :func:`~headrace.config.sources.load` was given, so that it can be done again."""
     overrides: tuple[tuple[Mapping[str, object], str], ...] = field(default=(), repr=False, compare=False)
-    """What was overridden since, and the option that did it."""
+    """Settings overridden since, and the option that did it."""
 
     def source(self, key: str) -> str:
         """Return the source of a setting's value: a file, a variable, an option, or ``default``."""
@@ -125,7 +125,7 @@ class Settings:
         return {key: plain(self._get(key), reveal=reveal) for key in self._keys()}
 
     def _keys(self) -> Iterator[str]:
-        """Give the key of every setting; of those that several principals have, each one's own."""
+        """List the key of every setting, with one key per principal for settings that each principal has."""
         for key in _SETTINGS:
             section, _, name = key.partition(f".{ANY_NAME}.")
             if name:
@@ -172,7 +172,7 @@ def find(key: str, source: str, spell: Callable[[str], str] = str) -> tuple[Valu
 
 
 def _general(key: str) -> str:
-    """Return the key under which a setting is declared: the same for all names, where several have it."""
+    """Return the key under which a setting is declared: the same for all principals."""
     section, _, rest = key.partition(".")
     name, dot, setting = rest.partition(".")
     if section not in _NAMED or not dot:
@@ -257,7 +257,7 @@ def _entries() -> Iterator[tuple[str, _Entry]]:
 
 
 _NAMED: dict[str, Callable[[str], str]] = {"access": principal_name}
-"""Sections of which there may be several, each with a name; and what reads the name."""
+"""Sections that may occur several times, each with a name, and the function that reads the name."""
 
 _SECTIONS: dict[str, Any] = {
     item.name: Access if item.name == "access" else item.default_factory

@@ -1,7 +1,7 @@
 """The sources of settings: the file, the environment and the command line; each overrides those before it.
 
 A variable's name is its key in capitals, with two underscores for each dot: ``HEADRACE_LOG__FSYNC`` is ``log.fsync``.
-The text of a variable or of ``--set`` is a TOML value, or plain text where it is none.
+The text of a variable or of ``--set`` is a TOML value, or else plain text.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RESERVED = frozenset(
         f"{PREFIX}SCREENSHOTS",
     }
 )
-"""Variables that are no settings: the file, a client's credentials and TLS, and those of the test suite."""
+"""Variables that are not settings: the file, a client's credentials and TLS, and the test suite's own."""
 
 KUBERNETES = re.compile(
     rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)",
@@ -86,7 +86,7 @@ def load(
 
 
 def load_again(settings: Settings) -> Settings:
-    """Load settings from where they came from, as that is now, with what was overridden since."""
+    """Load settings from their sources again, as these are now, and keep what was overridden since."""
     if settings.loaded is None:
         return settings
     path, environ, sets = settings.loaded
@@ -114,7 +114,7 @@ def from_file(path: Path, named_by: str) -> Iterator[RawValue]:
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """Read the variables; one with our prefix that is no setting is refused as a typing error."""
+    """Read the variables; one with our prefix that is not a setting is refused as a typing error."""
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue

@@ -60,7 +60,7 @@ class Address:
             return cls(*_host_and_port(text, default_port))
         except ValueError:
             form = "host:port" if default_port is None else "host or host:port"
-            raise UsageError(f"{text!r} is no address: expected {form}, IPv6 in brackets") from None
+            raise UsageError(f"{text!r} is not an address: expected {form}, IPv6 in brackets") from None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -68,7 +68,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress(Address):
-    """An address, and the id of the peer there where the settings name it."""
+    """An address, and the id of the peer there, if the settings name it."""
 
     id: str = ""
 
@@ -235,14 +235,14 @@ def any_network() -> ValueType[IPv4Network | IPv6Network]:
 
 
 def access_rule(actions: Sequence[str], unnamed: Collection[str]) -> ValueType[str]:
-    """Make the type of rules: an action and the pattern of what it is done to, which ``unnamed`` ones may lack."""
+    """Make the type of rules: an action and the pattern of its objects, which ``unnamed`` actions may lack."""
 
     def read(value: object) -> str:
         action, _, pattern = " ".join(_of(str, value).split()).partition(" ")
         if action not in actions or not (pattern or action in unnamed) or not pattern.isprintable():
             raise ValueError(value)
         pattern = pattern or "**"
-        # What it costs to match a pattern grows with its length and its wildcards.
+        # The cost of matching a pattern grows with its length and its wildcards.
         _within(len(pattern), 1, _MAX_RULE)
         _within(pattern.count("*") - pattern.count("**"), 0, _MAX_RULE_WILDCARDS)
         return f"{action} {pattern}"
@@ -271,7 +271,7 @@ def budget(names: Sequence[str]) -> ValueType[tuple[str, int]]:
 
 
 def hex_digits(digits: int) -> ValueType[str]:
-    """Make the type of words of so many hex digits; the empty word is none."""
+    """Make the type of words of ``digits`` hex digits; an empty word stands for none."""
 
     def read(value: object) -> str:
         words = _of(str, value).lower()
@@ -375,7 +375,7 @@ def spark_name(name: str) -> str:
 
 
 def principal_name(name: str) -> str:
-    """Read the name of a principal, which must not look like a client id: those are names, too."""
+    """Read the name of a principal, which must not look like a client id: client ids are names, too."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) or re.fullmatch("[0-9A-Fa-f]{24}", name):
         raise ValueError(name)
     return name
@@ -429,7 +429,7 @@ def plain(value: object, *, reveal: bool) -> Any:
 
 
 def _of(types: type[T] | tuple[type[T], ...], value: object) -> T:
-    # To Python a bool is an int; here it is no number.
+    # To Python a bool is an int; here it is not a number.
     if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise ValueError(value)
     return value

@@ -1,4 +1,4 @@
-"""The conformance kit: does a server keep the protocol's document? Ours, or anybody's.
+"""The conformance kit: checks that a server, ours or any other, does what the protocol's document says.
 
 Each protocol has a module with its cases. A case sends golden bytes (:mod:`headrace.wire.vectors`) or hostile ones to a
 server it knows only by address, and compares what comes back with a sentence of the document. The kit speaks in raw

@@ -76,7 +76,7 @@ class Peer:
         return head[0], items
 
     def taken(self, wire: bytes) -> None:
-        """Send a message, and make sure that it was taken: the door goes on."""
+        """Send a message, and make sure that it was accepted: the connection stays open."""
         self.stream.send(wire)
         self.goes_on()
 
@@ -356,7 +356,7 @@ def dispatcher_msg_id(probe: Probe) -> None:
 
 @CASES.document('**Matcher 1**: "Status message"', "status")
 def status(probe: Probe) -> None:
-    """Whoever connects is told node info (items 1 to 5) and vnode info (items 1, 5 and 6)."""
+    """Every new connection is sent node info (items 1 to 5) and vnode info (items 1, 5 and 6)."""
     for (command, items), expected in zip(
         Peer(probe).greeting, ((1, {1, 2, 3, 4, 5}), (2, {1, 5, 6})), strict=True
     ):

@@ -1,4 +1,4 @@
-"""A case: one thing to try, the sentence that asks for it, and what became of it."""
+"""A case: one thing to try, the sentence that requires it, and its outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Basis(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of a case."""
+    """The outcome of a case."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -42,7 +42,7 @@ class Case:
     """What the server does if it passes."""
     basis: Basis
     sentence: str
-    """What asks for it, word for word as on the protocol's page."""
+    """The sentence that requires it, word for word as on the protocol's page."""
     run: Callable[[Probe], None]
     group: str = ""
     """The transport or door the case is for; empty if the protocol has only one."""
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a case, with the facts of a failure."""
+    """The result of a case, with the facts of a failure."""
 
     case: Case
     outcome: Outcome

@@ -255,7 +255,7 @@ def udp_all_or_nothing(probe: Probe) -> None:
 
 @CASES.reading("Over UDP the datagram is dropped whole.", "udp")
 def udp_hostile(probe: Probe) -> None:
-    """Datagrams that are no packets of a client change nothing: the next KEEPALIVE and PUSH are served."""
+    """Datagrams that are not a client's packets change nothing: the next KEEPALIVE and PUSH are served."""
     subscriber = Subscriber(probe)
     backwards = request(subscriber.address, 9, 7)
     packets = (

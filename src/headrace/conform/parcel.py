@@ -1,7 +1,7 @@
 """Cases for Parcel: discovery, sequence numbers and heartbeats, as nodes of the document have them.
 
 The kit introduces itself as a node, and the server forgets it after the document's five seconds of silence. It never
-says the hello by which nodes of Headrace know each other, so it is no member of any cluster.
+says the hello by which nodes of Headrace know each other, so it is not a member of any cluster.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def sequence_number(probe: Probe) -> None:
 
 @CASES.document('"After discovery, Ivan can send a `SeqRes` to each of its neighbours"')
 def sequence_by_the_prose(probe: Probe) -> None:
-    """A SeqRes that is no response, which the document's prose has for the request, is answered with a SeqRes."""
+    """A SeqRes that is not a response, which the document's prose calls the request, is answered with a SeqRes."""
     for body in ("Empty", {"SeqRes": {"seq_number": 0}}):
         node = Node(probe)
         node.stream.send(parcel("SeqRes", body))
@@ -247,7 +247,7 @@ def _refused(probe: Probe, wire: bytes, why: str) -> None:
 
 @CASES.reading("A node that refuses a parcel says so and closes the stream.")
 def unknown_type(probe: Probe) -> None:
-    """A parcel of a type there is not is answered with a ProtoError, and the end."""
+    """A parcel of an unknown type is answered with a ProtoError, and the end."""
     _refused(probe, parcel("Nonsense"), "there is no such type")
 
 
@@ -263,9 +263,11 @@ def contradiction(probe: Probe) -> None:
     """A DscReq or SeqReq that calls itself a response is answered with a ProtoError, and the end."""
     identity = {"id": 4660, "mode": "DSC", "name": "Ivan", "host": "127.0.0.1"}
     _refused(
-        probe, parcel("DscReq", {"DscReq": {"identity": identity}}, response=True), "a request is no response"
+        probe,
+        parcel("DscReq", {"DscReq": {"identity": identity}}, response=True),
+        "a request is not a response",
     )
-    _refused(probe, parcel("SeqReq", response=True), "a request is no response")
+    _refused(probe, parcel("SeqReq", response=True), "a request is not a response")
 
 
 @CASES.reading("a missing key is refused, except where a default is given below;")
@@ -282,4 +284,4 @@ def missing_key(probe: Probe) -> None:
 def not_cbor(probe: Probe) -> None:
     """Bytes that are no CBOR, no map, or nothing at all are answered with a ProtoError, and the end."""
     for data in (b"\xff\xff\xff", b"\x01", b"", cbor2.dumps(["SeqReq"])):
-        _refused(probe, bytes([len(data)]) + data, f"{shown(data)} is no parcel")
+        _refused(probe, bytes([len(data)]) + data, f"{shown(data)} is not a parcel")

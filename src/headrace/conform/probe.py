@@ -1,4 +1,4 @@
-"""What a case has in hand: connections to the server that are bounded in time and bytes and keep a transcript."""
+"""The tools of a case: connections to the server that are bounded in time and bytes and keep a transcript."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.conform.target import Place, Target
 Resource = TypeVar("Resource")
 
 MAX_RECEIVED: Final = 16 << 20
-"""Bytes that a case takes from one connection before it gives up: a busy server would otherwise feed it for ever."""
+"""Bytes that a case takes from one connection before it gives up: a busy server would otherwise feed it forever."""
 
 MAX_DATAGRAM: Final = 65_507
 
@@ -47,7 +47,7 @@ class Probe:
 
     @property
     def transcript(self) -> tuple[str, ...]:
-        """What was sent, oldest first; of much, the end."""
+        """What was sent, oldest first; only the end of it, if it is long."""
         left_out = len(self.sent) - _TRANSCRIPT
         return tuple(self.sent) if left_out <= 0 else (f"… {left_out} before", *self.sent[-_TRANSCRIPT:])
 

@@ -23,7 +23,7 @@ RUN_SECONDS: Final = 120.0
 def cases_of(protocol: str, names: Collection[str] = (), *, door: str = "") -> list[Case]:
     """Return a protocol's cases in order, or those with these names; ``door`` selects one of the attribute family."""
     if protocol not in PROTOCOLS:
-        raise UsageError(f"{protocol!r} is no protocol of the kit: expected {', '.join(PROTOCOLS)}")
+        raise UsageError(f"{protocol!r} is not a protocol of the kit: expected {', '.join(PROTOCOLS)}")
     cases: Cases = importlib.import_module(f"headrace.conform.{protocol}").CASES
     unknown = set(names) - {case.name for case in cases}
     if unknown:

@@ -212,9 +212,9 @@ def bad_field(probe: Probe) -> None:
 
 @CASES.document('"low, high: both low and high are float, attribute ranges from low to high"')
 def bad_range(probe: Probe) -> None:
-    """A range whose low is above its high, or is no number, gets a command error, and the end."""
+    """A range whose low is above its high, or is not a number, gets a command error, and the end."""
     _refused(probe, subscription({"x": {"use": 2, "low": 2, "high": 1}}), "low is above high")
-    _refused(probe, command(b"sub", b"x", b'{"use":2,"low":NaN,"high":1}'), "NaN is no number")
+    _refused(probe, command(b"sub", b"x", b'{"use":2,"low":NaN,"high":1}'), "NaN is not a number")
 
 
 @CASES.reading("A second `auth`, or one after a guest's `sub`, is refused")

@@ -146,7 +146,7 @@ def _created(probe: Probe) -> bool:
 
 @CASES.document('from the server: "1: service offer. A new service is offered"')
 def offers(probe: Probe) -> None:
-    """Whoever connects is offered the services there are, each offer exactly one STRING."""
+    """Every new connection is offered the services there are, each offer exactly one STRING."""
     service = any_service(probe)
     client = Client(probe)
     while True:

@@ -27,7 +27,7 @@ class Place:
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         valid = colon and bare and (":" not in bare or bare != host) and port.isascii() and port.isdigit()
         if not valid or not 0 < int(port) < 65536:
-            raise UsageError(f"{text!r} is no address of {what}: expected HOST:PORT")
+            raise UsageError(f"{text!r} is not the address of {what}: expected HOST:PORT")
         return cls(bare, int(port))
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Target:
     patience: float = 5.0
     """Seconds that a case waits for an answer."""
     door: str = ""
-    """Of the attribute family: which of its doors ``place`` is."""
+    """Which door of the attribute family ``place`` is, if it is one of them."""
     sdk: Place | None = None
     """The connector where messages can be seen to arrive (attribute)."""
     publisher: Place | None = None

@@ -19,7 +19,7 @@ from headrace.wire.vectors import golden
 CASES: Final = Cases()
 GOLDEN: Final = golden("tube")
 REQUEST: Final = golden("link")["hello"]
-"""The application's message, at least eight bytes of it: the most fragments that a golden message has."""
+"""The application's message: at least eight bytes, since a golden message has up to eight fragments."""
 
 DEFLATE: Final = 1
 ANSWER_SECONDS: Final = 0.5
@@ -42,7 +42,7 @@ def header(title: str) -> tuple[bytes, int]:
 
 
 def cut(data: bytes, count: int) -> list[bytes]:
-    """Cut data into so many fragments, none of them empty."""
+    """Cut data into ``count`` fragments, none of them empty."""
     step = -(-len(data) // count)
     pieces = [data[at : at + step] for at in range(0, len(data), step)]
     while len(pieces) < count:

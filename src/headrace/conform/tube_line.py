@@ -193,7 +193,7 @@ class WebSocketLine:
         try:
             self._socket.send(piece)
         except ConnectionClosed:
-            # Whoever reads next reports it.
+            # The next read reports it.
             return
 
     def _piece(self, expected: str) -> bytes:

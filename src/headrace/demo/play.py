@@ -45,7 +45,7 @@ class SparkEnd(NamedTuple):
 
     why: str
     missing: bool
-    """Whether this machine has no Spark, which is no failure."""
+    """Whether this machine has no Spark, which is not a failure."""
 
 
 class Play:

@@ -25,7 +25,7 @@ HOT: Final = 96.0
 
 
 class VehicleProtocol(StrEnum):
-    """The protocols that take messages, by the origin of those; each vehicle uses one."""
+    """The protocols that take messages, named by the messages' origin; each vehicle uses one."""
 
     FYREHOSE = "fyrehose"
     SPP = "spp"
@@ -95,7 +95,7 @@ class Vehicle:
         return f"vehicle/{self.name}"
 
     def at(self, seconds: float) -> VehicleMotion:
-        """Return its position and speed so long after the beginning."""
+        """Return its position and speed, ``seconds`` after the beginning."""
         turn = self.swell
         passed = self.metres_per_second * (seconds + 0.3 / turn * (1 - math.cos(turn * seconds)))
         speed = self.metres_per_second * (1 + 0.3 * math.sin(turn * seconds))
@@ -114,7 +114,7 @@ class Vehicle:
         return {"vehicle": self.name, "battery": round(battery, 1), "temperature": round(temperature, 1)}
 
     def _round(self, metres: float) -> tuple[float, float]:
-        """Return the point so many metres along the block, from its south-western corner eastwards."""
+        """Return the point ``metres`` along the block, from its south-western corner eastwards."""
         across, up = self.east - self.west, self.north - self.south
         left = metres % (2 * (across + up))
         if left < across:

@@ -72,7 +72,7 @@ def test_what_a_hub_recorded(tmp_path: Path, command: Command) -> None:
 def test_asked_wrongly(tmp_path: Path, run: Run) -> None:
     for wrong, why in (
         ([tmp_path], "has no captures"),
-        ([tmp_path / "x.txt"], "is no capture by its name"),
+        ([tmp_path / "x.txt"], "does not have the name of a capture"),
         ([tmp_path / "x.pcap"], "no such capture"),
         ([tmp_path, "--ports", "x"], "expected PORT=DOOR"),
     ):

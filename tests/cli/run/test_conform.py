@@ -81,7 +81,7 @@ def test_usage_errors(run: Run) -> None:
         (["spp", "ws://127.0.0.1:1"], "or ws://HOST:PORT for a tube"),
         (["attribute", "127.0.0.1:1"], "which door is 127.0.0.1:1?"),
         (["spp", "127.0.0.1:1", "--case", "nonsense"], "spp has no case 'nonsense'"),
-        (["sdk", "127.0.0.1:1", "--publisher", "x"], "is no address of a publisher door"),
+        (["sdk", "127.0.0.1:1", "--publisher", "x"], "is not the address of a publisher door"),
         (["smtp", "127.0.0.1:1"], "smtp"),
     ):
         result = run("conform", *arguments)

@@ -133,7 +133,7 @@ def test_a_url_that_is_none(run: Run) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (b"\x07\0 hello\n", "it is no http door"),
+        (b"\x07\0 hello\n", "it is not an http door"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\nevent", "the hub has stopped"),
     ],
 )

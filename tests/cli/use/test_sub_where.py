@@ -191,7 +191,7 @@ class TestPublisherDoor:
             (["x" * 1990, "--attr", "x=5"], "message 1 has more than 1985 bytes"),
             (["x", "--attr", "x=" + "y" * 2000], "the attributes alone have more bytes"),
             (["x", "--attr", "x"], "expected NAME=VALUE"),
-            (["x", "--attr", "x=1e999"], "--attr x=1e999: x is no number that can be sent: it is too large"),
+            (["x", "--attr", "x=1e999"], "--attr x=1e999: x is too large a number to send"),
         ],
     )
     def test_asked_for_wrongly(self, command: Command, arguments: list[str], complaint: str) -> None:

@@ -345,7 +345,7 @@ class TestRefusals:
             ({"from_seq": -1}, "from_seq -1: expected 0 to"),
             ({"heartbeat": 0}, "heartbeat 0: expected more than 0"),
             ({"heartbeat_timeout": float("nan")}, "heartbeat_timeout nan"),
-            ({"client_id": CLIENT, "key": "\udc80"}, "the key is no text"),
+            ({"client_id": CLIENT, "key": "\udc80"}, "the key is not text"),
         ],
     )
     def test_options_that_cannot_be(self, options: dict[str, Any], complaint: str) -> None:
@@ -365,7 +365,7 @@ class TestRefusals:
         async with connector(script) as url, connect(url) as sdk:
             with pytest.raises(UsageError, match="names an attribute at least"):
                 await sdk.subscribe({})
-            with pytest.raises(UsageError, match="where a: None is no condition"):
+            with pytest.raises(UsageError, match="where a: None is not a condition"):
                 await sdk.subscribe({"a": None})
             with pytest.raises(UsageError, match="cannot be sent: sdk: number of elements 259"):
                 await sdk.subscribe({str(number): "x" for number in range(129)})

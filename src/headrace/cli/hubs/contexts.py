@@ -85,7 +85,7 @@ def load_contexts() -> Contexts:
         found = json.loads(content[:_MOST])
         saved = {str(name): Context(**each) for name, each in found["contexts"].items()}
         if not all(isinstance(value, str) for each in saved.values() for value in asdict(each).values()):
-            raise TypeError("a value is no text")
+            raise TypeError("a value is not text")
         return Contexts(str(found["current"]), saved)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{path} is damaged ({error}): remove it, and save the contexts again") from None
@@ -111,7 +111,7 @@ def make_context(url: str, **files: str | None) -> Context:
         try:
             Address.parse(each.strip(), 1)
         except ValueError:
-            raise UsageError(f"{each!r} is no host: expected host or host:port") from None
+            raise UsageError(f"{each!r} is not a host: expected host or host:port") from None
     found: dict[str, Any] = {}
     for name, value in files.items():
         if not value:

@@ -64,7 +64,9 @@ def decode(
                     raise UsageError(f"{path} has no captures (*.capture, *.pcap, *.cap)")
                 yield from found
             elif not is_capture(path.name):
-                raise UsageError(f"{path} is no capture by its name: expected *.capture, *.pcap or *.cap")
+                raise UsageError(
+                    f"{path} does not have the name of a capture: expected *.capture, *.pcap or *.cap"
+                )
             elif not path.exists():
                 raise UsageError(f"{path}: there is no such capture")
             else:

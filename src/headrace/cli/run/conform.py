@@ -134,7 +134,7 @@ def _target(
     scheme, separator, rest = address.partition("://")
     if separator and (protocol, scheme) not in ((Tried.TUBE, "ws"), (Tried.TUBE, "tube")):
         raise UsageError(
-            f"{address!r} is no address of the server: expected HOST:PORT, or ws://HOST:PORT for a tube"
+            f"{address!r} is not the address of the server: expected HOST:PORT, or ws://HOST:PORT for a tube"
         )
     return Target(
         Place.parse(rest if separator else address),

@@ -106,7 +106,7 @@ def _disk(settings: Settings, *, running: bool) -> Iterator[Finding]:
     nearest = next(each for each in (data, *data.absolute().parents) if each.exists())
     if not nearest.is_dir():
         yield Finding(
-            "disk", Verdict.WRONG, f"{nearest} is no directory", "name another with --data or node.data"
+            "disk", Verdict.WRONG, f"{nearest} is not a directory", "name another with --data or node.data"
         )
         return
     if not running and not os.access(nearest, os.W_OK | os.X_OK):

@@ -252,7 +252,7 @@ def _events(hub: HubAccess) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{url!r}: expected http://host:port") from None
     except HTTPException as error:
         stopped = isinstance(error, IncompleteRead)
-        raise UnreachableError(url, "the hub has stopped" if stopped else "it is no http door") from None
+        raise UnreachableError(url, "the hub has stopped" if stopped else "it is not an http door") from None
 
 
 def _total(rates: dict[str, float]) -> float:

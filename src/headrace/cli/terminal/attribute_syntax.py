@@ -149,7 +149,7 @@ def _condition(text: str) -> tuple[str, Condition]:
 def _compared(sign: str, text: str) -> Predicate:
     number = parse_value(text)
     if isinstance(number, str):
-        raise UsageError(f"{text or 'nothing'} is no number, and only numbers can be compared by {sign}")
+        raise UsageError(f"{text or 'nothing'} is not a number, and only numbers can be compared by {sign}")
     return _COMPARISONS[sign](number)
 
 

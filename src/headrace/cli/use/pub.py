@@ -220,7 +220,7 @@ def parse_envelope(topic: str, attributes: Sequence[str]) -> SharedEnvelope:
                 shared.attributes[name] = text
             case number:
                 if not isfinite(number):
-                    raise UsageError(f"--attr {given}: {name} is no number that can be sent: it is too large")
+                    raise UsageError(f"--attr {given}: {name} is too large a number to send")
                 shared.numbers[name] = number
     return shared
 

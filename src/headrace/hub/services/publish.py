@@ -157,7 +157,7 @@ class ServicePublishing:
                 kind = needed[service_id] = use.kind
             if kind is ServiceKind.JSON and use.odd is not None:
                 what = f"service {service_id!r} is a JSON object"
-                raise RefusedError("malformed", f"{what}, and {_shown(use.odd)} is no change to one")
+                raise RefusedError("malformed", f"{what}, and {_shown(use.odd)} is not a change to one")
         if len(self._services) + len(self._creating) + len(needed) > self._services.policy.max:
             most = self._services.policy.max
             raise RefusedError("limit", f"{len(needed)} more services than the {most} of services.max")

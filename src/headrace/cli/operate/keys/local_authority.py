@@ -73,7 +73,7 @@ class LocalAuthority:
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"the authority in {directory} cannot be read: {error}") from None
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise UsageError(f"{key_file} is no key that this command has made")
+            raise UsageError(f"{key_file} is not a key made by this command")
         self._key = loaded
 
     def hub(self, hosts: list[str]) -> CertificateFiles:
@@ -91,7 +91,7 @@ class LocalAuthority:
         """Make a client's certificate."""
         if not _NAME.fullmatch(name) or name in ("hub", "ca"):
             raise UsageError(
-                f"{name!r} is no client's name: expected letters, digits, and . - _, not hub or ca"
+                f"{name!r} is not a client's name: expected letters, digits, and . - _, not hub or ca"
             )
         return self._sign(self._files(name), name, [name], ExtendedKeyUsageOID.CLIENT_AUTH)
 
@@ -133,7 +133,7 @@ def _general(name: str) -> x509.GeneralName:
     try:
         return x509.DNSName(name)
     except ValueError:
-        raise UsageError(f"{name!r} is no host's name") from None
+        raise UsageError(f"{name!r} is not a host name") from None
 
 
 def _builder(

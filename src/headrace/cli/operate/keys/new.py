@@ -70,7 +70,7 @@ def new(
         principal_name(name)
     except ValueError:
         raise UsageError(
-            f"{name!r} is no name: expected letters, digits, - and _, and no client id"
+            f"{name!r} is not a name: expected letters, digits, - and _, and no client id"
         ) from None
     if append and config is None:
         raise UsageError("--append needs the file: name it with --config")
