@@ -637,9 +637,7 @@ class TestOlderVersions:
         data[place] = 1
         path.write_bytes(data)
         before = content_of(tmp_path)
-        said = (
-            f"{path.name} has version 1 of the log's format, and this Headrace reads version 2: begin with"
-        )
+        said = f"{path.name} has version 1 of the log's format, and this Headrace reads version 2: begin with"
         with pytest.raises(StorageError, match=said) as caught:
             Log.open(tmp_path, read_only=read_only)
         assert not isinstance(caught.value, DamagedError), (

@@ -1,7 +1,8 @@
-"""Back a hub up: add to its archive what that lacks, then save a snapshot of the hub's state there.
+"""Back up a hub: add the messages that its archive lacks, then save a snapshot of the hub's state there.
 
-The snapshot comes first and is saved last, so that what is saved is always covered. Where a job archives the same log,
-a backup adds only what the job has not reached yet; whoever comes second begins again where the other one ended.
+The snapshot is taken first and saved last, so that the archive always covers it. If a job archives the same log, a
+backup adds only the messages that the job has not reached yet; if both add at once, the slower one starts over where
+the other ended.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class BackedUp(NamedTuple):
 
 
 async def back_up(link: LinkClient, place: str, kind: str = "delta") -> BackedUp:
-    """Back up a running hub; an archive that is begun is in the format ``kind``."""
+    """Back up a running hub; a new archive gets the format ``kind``."""
     data = await link.snapshot()
     last, added = parse(data, "the hub's snapshot").seq, 0
     if not last:
@@ -47,7 +48,7 @@ async def back_up(link: LinkClient, place: str, kind: str = "delta") -> BackedUp
     while (ledger := await asyncio.to_thread(ledger_for, place, link.log, kind)).through < last:
         first = ledger.through + 1
         if (await link.head()).first < first:
-            # A hub that has it only in an archive has nothing to compare.
+            # A hub that has these messages only in an archive has nothing to compare.
             with contextlib.suppress(ArchiveError, TrimmedError):
                 async with link.read(first - 1, first - 1) as stream:
                     check_history(ledger, [batch async for batch in stream])
@@ -66,7 +67,7 @@ async def back_up(link: LinkClient, place: str, kind: str = "delta") -> BackedUp
 
 
 def back_up_files(directory: Path, place: str, kind: str = "delta") -> BackedUp:
-    """Back up the log of a hub that does not run."""
+    """Back up the log of a stopped hub."""
     log = Log.open(directory)
     try:
         state = StateParts().state()

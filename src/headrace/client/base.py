@@ -1,4 +1,4 @@
-"""What all clients share: opening, closing, and URLs."""
+"""The base of all clients: opening, closing, and URLs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Attributes: TypeAlias = Mapping[str, str | float]
 
 
 class Row(TypedDict, total=False):
-    """One message to publish, as a dictionary; what it leaves out comes from the arguments of ``publish``, or is empty.
+    """One message to publish, as a dictionary; missing keys come from the arguments of ``publish``, or are empty.
 
     >>> row: Row = {"payload": b"hello", "attributes": {"city": "Praha", "x": 5}}
     """
@@ -102,7 +102,7 @@ class Client(AsyncContext):
 
     @property
     def connects(self) -> int:
-        """How many connections were made, the first one included."""
+        """The number of connections made, including the first."""
         return self._kept.connects
 
 
@@ -137,7 +137,7 @@ def parse_url(url: str, hosts: str | None, doors: Mapping[str, str]) -> tuple[st
 
 
 class Courtesy:
-    """Yields to the event loop after so many bytes were sent without waiting."""
+    """Yields to the event loop after this many bytes were sent without waiting."""
 
     def __init__(self, size: int, cost: int) -> None:
         self._size = size

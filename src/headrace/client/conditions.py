@@ -42,7 +42,7 @@ Value: TypeAlias = str | float
 """The value of an attribute. A whole number is a number like any other."""
 
 Condition: TypeAlias = Value | list[Value] | tuple[Value, ...] | set[Value] | frozenset[Value] | Predicate
-"""What an attribute must be: this text, this number, one of these, or a condition made by a function here."""
+"""The condition on an attribute: a text, a number, a list of these, or a condition made by a function here."""
 
 
 class Conditions(dict[str, Predicate]):
@@ -264,7 +264,7 @@ def polygon(*vertices: tuple[float, float]) -> Polygon:
 
 
 def inside(x: str, y: str, region: Region) -> Conditions:
-    """The attributes ``x`` and ``y`` are the coordinates of a point in the region, of its edge included.
+    """The attributes ``x`` and ``y`` are the coordinates of a point in the region, including its edge.
 
     >>> where(inside("lon", "lat", circle(14.42, 50.09, 0.05)), kind="taxi")["kind"]
     Equals(value='taxi')
@@ -277,7 +277,7 @@ def inside(x: str, y: str, region: Region) -> Conditions:
 def fence(
     x: str, y: str, region: Region, *, key: str, events: str | Sequence[str] = ("enter", "exit")
 ) -> Conditions:
-    """A key enters the region, or leaves it: a message of it that is inside after one that was not, or the reverse.
+    """A key enters or leaves the region: a message of it is inside after one that was not, or the reverse.
 
     ``key`` is the attribute that tells what moves, ``x`` and ``y`` are its coordinates. The events are ``enter``,
     ``exit`` and ``inside``, a message that is inside after another that was; ``message.events`` says which it is.

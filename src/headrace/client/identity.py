@@ -17,7 +17,7 @@ _NANO: Final = 1_000_000_000
 
 
 def check_credentials(client_id: str | None, key: str | None) -> None:
-    """Refuse a client id without its key, and a key that is nobody's."""
+    """Refuse a client id without a key, and a key without a client id."""
     if (client_id is None) != (key is None):
         raise UsageError("client_id and key belong together; the key of a certificate is cert_key")
 
@@ -39,7 +39,7 @@ class Identity:
     def claim(self, after: int | None = None, challenge: str | None = None) -> Auth:
         """Make the claim for a new connection, which may resume after message ``after``.
 
-        What signs a ``challenge`` is good on the connection that was given it, and nowhere else.
+        A signed ``challenge`` is valid only on the connection that it was sent to.
         """
         # Never the same time twice, even for two connections in one tick of the clock.
         self._last = max(self._last + 1, time.time_ns())

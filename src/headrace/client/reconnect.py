@@ -36,7 +36,7 @@ STEADY_SECONDS: Final = 5.0
 """After a connection that lived this long, pauses start over."""
 
 CLOSE_SECONDS: Final = 10.0
-"""How long closing waits for the hub to read what was sent."""
+"""Seconds that closing waits for the hub to read what was sent."""
 
 logger = logging.getLogger("headrace.client")
 
@@ -153,10 +153,10 @@ async def redial(
 async def keep_dialling(
     plan: DialPlan, dial: Callable[[Address], Awaitable[T]], over: Callable[[T], Awaitable[bool]]
 ) -> None:
-    """Dial for ever: again whenever ``over`` returns, which tells whether the connection was useful.
+    """Dial forever: again whenever ``over`` returns, which tells whether the connection was useful.
 
-    After a useful one the pause is the shortest, but there is one: a peer that greets and hangs up must not be dialled
-    without end, nor one that restarts by everybody at once.
+    After a useful connection the pause is the shortest, but there is one: a peer that greets and hangs up must not be
+    dialled in a tight loop, nor a restarting one by everybody at once.
     """
     while True:
         connection = await redial(plan, dial)
@@ -182,7 +182,7 @@ S = TypeVar("S", bound=Dialled)
 
 
 class Failover(Generic[S]):
-    """Keeps one connection to one of several hosts; a task runs only while a lost connection is replaced."""
+    """Keeps a connection to one of several hosts; a task runs only while a lost connection is being replaced."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Detecting a hub that serves another sequence than the one a client knows.
 
 Repeats are normal, even many at once. But a hub that sends old messages for a long time and nothing new has lost its
-log, or is another hub; a client that dropped them all as repeats would wait for ever.
+log, or is another hub; a client that dropped them all as repeats would wait forever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 STALE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 60.0
 _MESSAGES: Final = 3
-"""A hub is stale after so many old messages over so long, without a new one and without such a pause."""
+"""A hub is stale after this many old messages over this long, with no new one and no such pause among them."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What clients count: traffic, repairs, repeats, losses and reconnections."""
+"""Counters of clients: traffic, repairs, repeats, losses and reconnections."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class FyrehoseStats:
     """
 
     received: int = 0
-    """Delivered in order."""
+    """Messages delivered in order."""
     received_bytes: int = 0
     missing: int = 0
-    """Not there when a later one came."""
+    """Messages that were not there when a later one came."""
     repaired: int = 0
-    """Came after they had been asked for."""
+    """Messages that came after they had been requested."""
     lost: int = 0
-    """Reported as lost."""
+    """Messages reported as lost."""
     hollow: int = 0
-    """Came without data and were handed out: they are empty, or too long for fyrehose."""
+    """Messages that came without data and were handed out: they are empty, or too long for fyrehose."""
     repeated: int = 0
-    """Came more than once, and were discarded."""
+    """Repeated messages, which were discarded."""
     dropped: int = 0
-    """Came when there was no room for them, or no consumer; asked for again when there is."""
+    """Messages that came when there was no room for them, or no consumer; requested again when there is."""
     unasked: int = 0
-    """Came from a peer other than the hub, and had not been asked for."""
+    """Messages from a peer other than the hub that had not been requested."""
     requests: int = 0
     """REQUESTs sent."""
     forwards: int = 0
-    """FORWARDs taken from the hub."""
+    """FORWARDs received from the hub."""
     forwarded: int = 0
-    """Sent to other clients in answer to FORWARDs."""
+    """Messages sent to other clients in answer to FORWARDs."""
     refused: int = 0
     """Streams cut, and datagrams dropped, for bytes that break the protocol."""
     published: int = 0

@@ -10,7 +10,7 @@ the signature from the asynchronous method; when the class is made, it becomes a
 and docstring.
 
 A switch of threads costs tens of microseconds. So a client that receives messages in batches has a method ``at_hand``,
-which returns the next message of the current batch; only when there is none, the loop is asked.
+which returns the next message of the current batch; only when there is none does it ask the loop.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ class LoopThread:
         """Begin work in the loop."""
         if self.here:
             work.close()
-            raise UsageError(
-                "a callback of the client cannot wait for the client: it runs in the client's thread"
-            )
+            raise UsageError("a client's callback cannot wait for the client: it runs in the client's thread")
         with self._changing:
             if self._loop is None:
                 work.close()

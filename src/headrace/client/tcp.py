@@ -66,7 +66,7 @@ class TcpConnection(asyncio.BaseProtocol):
         await self._room.wait()
 
     def read(self, wanted: bool, /) -> None:
-        """Go on reading, or leave the rest with the hub."""
+        """Resume reading, or pause and leave the rest with the hub."""
         if wanted != self._reads and self._transport is not None and not self._transport.is_closing():
             self._reads = wanted
             if wanted:

@@ -1,4 +1,4 @@
-"""TLS of whoever dials: what is trusted, what is shown, and what to do when a handshake fails.
+"""TLS on the dialling side: which certificates to trust, which to present, and what a failed handshake means.
 
 Strategy: a peer is always verified, by the authority that signed its certificate and by its host's name, or by the one
 certificate that is expected (a *pin*, for hubs of the same machine). There is no way to switch that off. Files are read
@@ -25,7 +25,7 @@ OLDEST: Final = ssl.TLSVersion.TLSv1_2
 """The oldest version of TLS that is spoken, on either side."""
 
 SHUTDOWN_SECONDS: Final = 2.0
-"""Seconds for closing a connection under TLS: a peer that hangs must not hold up one that stops."""
+"""Seconds allowed for closing a TLS connection: a peer that hangs must not hold up a shutdown."""
 
 _UNKNOWN_AUTHORITY: Final = (2, 18, 19, 20, 21, 24, 27)
 _EXPIRED: Final = 10
@@ -43,7 +43,7 @@ _OUR_CERTIFICATE: Final = (
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
 )
-_ENDED: Final = "the connection ended in the TLS handshake: what answers there may not speak TLS"
+_ENDED: Final = "the connection ended in the TLS handshake: the server there may not speak TLS"
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
@@ -60,12 +60,12 @@ class TlsOptions(TypedDict, total=False):
     cert_key: str | os.PathLike[str] | None
     """The certificate's key, if it is not in the same file; by default ``HEADRACE_CERT_KEY``."""
     pin: str | os.PathLike[str] | None
-    """The hub's very certificate, by default ``HEADRACE_PIN``: then no authority and no name is asked for."""
+    """The hub's own certificate, by default ``HEADRACE_PIN``: then neither authority nor name is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What a client trusts and shows: files in PEM format."""
+    """The certificates that a client trusts and presents: files in PEM format."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -74,7 +74,7 @@ class TlsFiles:
 
     @classmethod
     def of(cls, options: TlsOptions | Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> TlsFiles:
-        """Take the files from a client's options, and what those leave out from the environment."""
+        """Take the files from a client's options, and any not given there from the environment."""
 
         def given(name: str, variable: str | None = None) -> Path | None:
             found: Any = options.get(name) or (environ.get(variable) if variable is not None else None)
@@ -95,7 +95,7 @@ class TlsFiles:
                 context.check_hostname = False
             else:
                 context = ssl.create_default_context(cafile=self.ca)
-            # What was named is trusted as it is, even if another authority has signed it.
+            # A named certificate is trusted as it is, even if another authority has signed it.
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.pin or self.ca}: no certificates to trust ({told(error)})") from None
@@ -181,7 +181,7 @@ def client_tls(scheme: str, options: dict[str, Any]) -> ClientTls | None:
 
 
 def first_certificate(path: Path) -> bytes:
-    """Return the first certificate of a PEM file in DER, which is the holder's own where a chain follows."""
+    """Return the first certificate of a PEM file in DER; if a chain follows, the first is the holder's own."""
     text = path.read_text(encoding="ascii", errors="strict")
     begin = text.find(_BEGIN)
     end = text.find(_END, begin)
@@ -213,7 +213,7 @@ def explain(error: ssl.SSLError | ConnectionError, host: str) -> str:
     reason = error.reason or ""
     if reason in _NO_TLS:
         return (
-            "what answers there does not speak TLS: use the scheme without TLS, or the hub's setting tls.cert"
+            "the server there does not speak TLS: use the scheme without TLS, or the hub's setting tls.cert"
         )
     if reason in _OUR_CERTIFICATE:
         return (

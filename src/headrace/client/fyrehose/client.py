@@ -5,13 +5,13 @@
         async for message in client:
             print(message.seq, message.payload)
 
-Strategy: this is what a user meets, and no more. A :class:`~headrace.client.fyrehose.subscription.Subscription`
+Strategy: this class is only the user's side. A :class:`~headrace.client.fyrehose.subscription.Subscription`
 decides what is received; a :class:`~headrace.client.fyrehose.connection.FyrehoseConnection` keeps the way to the hub
 open. Messages come and go as batches; single ones are made here, from the batch at hand, when they are taken.
 
 Invariants:
 
-- What an iteration by batch or by message leaves when it ends, however it ends, is what the next one begins with.
+- When an iteration by batch or by message ends, however it ends, the next one begins with what it has left.
 - A task that is cancelled while it waits here has taken nothing: no message is lost with it.
 """
 
@@ -48,7 +48,7 @@ _PIECE_BYTES: Final = 256 << 10
 
 _TURN_BYTES: Final = 1 << 20
 _PUBLISH_COST: Final = 1 << 12
-"""A task that publishes so much without ever having to wait lets others have a turn."""
+"""A task that publishes this many bytes without ever having to wait yields to others."""
 
 FyrehoseCarrier: TypeAlias = Literal["tcp", "udp"]
 OnLost: TypeAlias = Callable[[LostRangeError], object]
@@ -97,7 +97,7 @@ class FyrehoseClient(Client):
         Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
     ``on_lost``
         Called with a :class:`~headrace.errors.LostRangeError` in place of messages that nobody could deliver.
-        Without it the iteration raises that error, once, and the next one goes on after them.
+        Without it the iteration raises that error, once, and the next one continues after them.
     ``on_hollow``
         Called with the number of each message that came without data, before it is handed out. It is empty, or too
         long for fyrehose (over 65,526 bytes on TCP, 65,498 on UDP), which looks the same; the link's ``read`` tells,
@@ -108,7 +108,7 @@ class FyrehoseClient(Client):
     ``buffer_bytes``
         How much may wait for a slow consumer. Past it, TCP makes the hub wait; UDP drops, and asks again later.
     ``journal``
-        What is kept on UDP to answer FORWARD with.
+        Limits of what is kept on UDP to answer FORWARD with.
     ``translated``
         With ``True``, the client states 0.0.0.0:0 on UDP in place of its own address: for one behind an address
         translator, whose hub answers to where its datagrams come from.
@@ -287,7 +287,7 @@ class FyrehoseClient(Client):
         first_ever = not self.stats.hollow
         self.stats.hollow += len(hollow)
         if self._on_hollow is not None:
-            # If it raises, the batch is what the next iteration begins with.
+            # If it raises, the next iteration begins with this batch.
             self._batch = batch
             for seq in hollow:
                 self._on_hollow(seq)

@@ -38,7 +38,7 @@ class FyrehoseTransport(Protocol):
     """
 
     max_data: int
-    """The most bytes a published message may have here."""
+    """Maximum bytes of a published message."""
 
     @property
     def ended(self) -> str | None:
@@ -51,7 +51,7 @@ class FyrehoseTransport(Protocol):
         """Send a PUSH per payload, and wait until there is room for more."""
 
     def read(self, wanted: bool, /) -> None:
-        """Go on reading, or let what comes wait."""
+        """Resume reading, or pause."""
 
     async def close(self, deadline: float) -> None:
         """Close once the hub has what was pushed, or at the event loop's time ``deadline``."""
@@ -69,7 +69,7 @@ class _Attempt:
 
 
 class FyrehoseConnection:
-    """The way to one of several hosts."""
+    """A connection to one of several hosts, kept open."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class FyrehoseConnection:
         self._subscription = subscription
         self._stats = stats
         self._transport: FyrehoseTransport | None = None
-        """The one that is heard, from before it is known to be of use."""
+        """The channel being listened to, even before it has proven useful."""
         self._attempt: _Attempt | None = None
         self._arrived = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -157,13 +157,13 @@ class FyrehoseConnection:
             self._attempt.settled.set()
 
     def forward(self, frame: Forward, *, from_backbone: bool) -> None:
-        """Answer the hub, which asks for what another client misses."""
+        """Answer the hub's request for messages that another client misses."""
         self._do(self._subscription.forward(frame, _now(), from_backbone=from_backbone))
 
     def refused(self, error: WireError) -> None:
         """Note bytes that break the protocol."""
         self._stats.refused += 1
-        logger.warning("refused what came: %s", error)
+        logger.warning("refused received bytes: %s", error)
 
     def unsent(self, datagrams: int) -> None:
         """Note datagrams that the system did not take."""
@@ -201,7 +201,7 @@ class FyrehoseConnection:
         when = self._subscription.next_timer()
         if when is None:
             return
-        # One that fires too early does no harm, and moving it with every batch would cost more.
+        # A timer that fires too early does no harm, and moving it with every batch would cost more.
         if self._timer is not None:
             if self._timer.when() <= when:
                 return

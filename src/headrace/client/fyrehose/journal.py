@@ -60,7 +60,7 @@ JournalEffect = SendDelivers | Unanswered
 
 @dataclass(frozen=True, slots=True)
 class JournalBounds:
-    """What a UDP client keeps to answer FORWARD with, and what that may cost.
+    """Limits of what a UDP client keeps to answer FORWARD with, and of its answers.
 
     ``messages`` and ``size`` (bytes) bound what is kept, ``forward`` is how many messages answer one FORWARD (as many
     as the hub itself sends for a REQUEST), ``answers`` how many FORWARDs may wait, ``pace`` how fast they are answered.
@@ -117,7 +117,7 @@ class Journal:
         return self._find(seq, seq) is not None
 
     def forward(self, frame: Forward, now: float, *, from_backbone: bool) -> list[JournalEffect]:
-        """Begin to answer a FORWARD with what is stored of its range."""
+        """Begin to answer a FORWARD with the stored messages of its range."""
         if not from_backbone:
             return [Unanswered(frame, UnansweredReason.NOT_THE_BACKBONE)]
         if frame.first > frame.last:
@@ -131,7 +131,7 @@ class Journal:
         return self.tick(now)
 
     def tick(self, now: float) -> list[JournalEffect]:
-        """Go on answering, as far as the pace allows."""
+        """Continue to answer, as far as the pace allows."""
         work: list[JournalEffect] = []
         while self._answers:
             datagrams, size = self._bucket.allowance(now)

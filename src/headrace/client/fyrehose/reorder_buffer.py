@@ -20,7 +20,7 @@ import numpy as np
 from headrace.message import Run
 
 _STRETCH_BYTES = 512
-"""What a stretch costs besides its payloads: two arrays and the objects around them."""
+"""Bytes that a stretch costs besides its payloads: two arrays and the objects around them."""
 
 _OFFSET_BYTES = 4
 
@@ -41,7 +41,7 @@ class Stretch:
 
     @property
     def cost(self) -> int:
-        """How many bytes of room it takes."""
+        """Bytes of memory that it takes."""
         return _cost(self.run)
 
 

@@ -1,9 +1,9 @@
-"""The whole sequence out of whatever arrives: in order, each message once, nothing skipped in silence.
+"""Rebuild the whole sequence from whatever arrives: in order, each message once, nothing skipped silently.
 
 Strategy: ``next`` is the number that must come next. A run that continues there passes through as it is, with
-no work per message: that is nearly always so. Anything else goes the slow way. What is below ``next`` is a
-repeat. What is above it is kept (:mod:`headrace.client.fyrehose.reorder_buffer`), and the numbers between are
-*holes*. A hole is asked for after a moment (it may only have been overtaken), and again with randomised, growing
+no work per message, which is nearly always the case. Anything else goes the slow way. A number below ``next`` is a
+repeat. A message above it is kept (:mod:`headrace.client.fyrehose.reorder_buffer`), and the numbers between are
+*holes*. A hole is requested after a moment (it may only have been overtaken), and again with randomised, growing
 delays for as long as nothing of it comes. When it is filled, all that waited for it follows.
 
 Nothing that arrives shows that the newest message was lost, so silence is probed too: a REQUEST from ``next``
@@ -40,16 +40,16 @@ from headrace.message import MAX_SEQUENCE, Run
 from headrace.wire.fyrehose.stream import DeliverRun
 
 _WINDOW = 64
-"""How many holes are asked for at a time, the lowest first: as many ranges as the hub queues for a subscriber."""
+"""Holes requested at a time, the lowest first: as many ranges as the hub queues for a subscriber."""
 
 _AHEAD = 4
-"""How many REQUESTs one long hole may have under way."""
+"""Maximum REQUESTs under way for one long hole."""
 
 _NEARBY = 3
-"""Holes this few messages apart are asked for together: a REQUEST costs about as much as the repeats do."""
+"""Holes this few messages apart are requested together: a REQUEST costs about as much as the repeats do."""
 
 _NARROW_ATTEMPTS = 2
-"""How often the beginning of a hole is asked for before all of it is. A REQUEST is answered with the oldest
+"""How often the beginning of a hole is requested before all of it is. A REQUEST is answered with the oldest
 messages of its range, so asking for all of it shows where a log begins that no longer holds the beginning."""
 
 _MAX_DOUBLINGS = 32
@@ -78,7 +78,7 @@ class _Messages:
 
 
 class LostRange(_Messages):
-    """Messages ``first`` to ``last``, the next ones, which nobody could deliver."""
+    """The next messages, ``first`` to ``last``, which nobody could deliver."""
 
 
 class Ask(_Messages):
@@ -90,7 +90,7 @@ class Gap(_Messages):
 
 
 class Repaired(_Messages):
-    """Messages ``first`` to ``last`` came after they had been asked for."""
+    """Messages ``first`` to ``last`` came after they had been requested."""
 
 
 class DiscardReason(StrEnum):
@@ -98,9 +98,9 @@ class DiscardReason(StrEnum):
 
     REPEATED = "repeated"
     UNASKED = "unasked"
-    """From another client, and not asked for."""
+    """Messages from another client that were not requested."""
     NO_ROOM = "no-room"
-    """Too far ahead of what is missing; to be asked for again."""
+    """Messages too far ahead of the missing ones; to be requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,12 @@ class _Hole:
     first: int
     last: int
     since: float
-    """When it was first asked for, or last made progress; by the clock that stops in silence."""
+    """When it was first requested, or last made progress, by the clock that stops in silence."""
     due: float
-    """When it is asked for (again)."""
+    """When it is to be requested (again)."""
     attempts: int = 0
     asked: int = 0
-    """The highest number asked for; 0 if none was."""
+    """The highest number requested; 0 if none was."""
 
 
 class Repair:
@@ -209,7 +209,7 @@ class Repair:
     def next_timer(self) -> float | None:
         """Return when to :meth:`tick`; a time in the past means now."""
         if self._holes:
-            # Giving up needs no timer of its own: a hole is asked for until it is given up.
+            # Giving up needs no timer of its own: a hole is requested until it is given up.
             return min(hole.due for hole in self._wanted())
         return None if self._next == _NOT_BEGUN else self._probe_due
 
@@ -231,7 +231,7 @@ class Repair:
             else:
                 until = min(last, hole.last, hole.asked)
             if until < at:
-                # Another client's, and not asked for: unknown, or in the part of a hole that is yet to be asked for.
+                # From another client, and not requested: unknown, or in the part of a hole that is yet to be requested.
                 until = last if hole is None else min(last, hole.last)
                 events.append(Discarded(at, until, DiscardReason.UNASKED))
             elif hole is None or at < hole.first:
@@ -283,8 +283,8 @@ class Repair:
         if hole.attempts:
             if first <= hole.asked:
                 events.append(Repaired(first, min(last, hole.asked)))
-            # An answer is coming in: wait for the rest of it, then ask again as for the first time. What lies
-            # past everything asked for is asked for at once.
+            # An answer is coming in: wait for the rest of it, then ask again as for the first time. Messages
+            # past everything requested so far are requested at once.
             due = now + self._jitter() * self._backoff(1)
             since = self._clock(now)
             before = _Hole(0, 0, since, due, 1, hole.asked)
@@ -303,7 +303,7 @@ class Repair:
         self._holes.append(_Hole(first, self._known, since=self._clock(now), due=now))
 
     def _follow(self, now: float, events: list[RepairEvent]) -> None:
-        """Deliver what waited for this moment."""
+        """Deliver the kept messages whose turn has come."""
         run = self.early.take(self._next)
         if run is not None:
             events.append(Delivered(self._next, run))
@@ -322,7 +322,7 @@ class Repair:
             self._probe_due = now + self._timing.probe
 
     def _lost(self, now: float) -> bool:
-        """Whether the first hole has waited long enough, within hearing of the backbone."""
+        """Whether the first hole has waited long enough while the backbone was not silent."""
         if not self._holes or self._heard is None or now - self._heard > self._timing.silence:
             return False
         hole = self._holes[0]
@@ -331,15 +331,15 @@ class Repair:
         return self._clock(now) - hole.since >= self._timing.hole
 
     def _clock(self, now: float) -> float:
-        """The time, less what passed while the backbone was silent."""
+        """The time, not counting the backbone's silence."""
         return now - self._unheard
 
     def _neglected(self, hole: _Hole, now: float) -> bool:
-        """Whether it was not asked for when it should have been, so that its wait has shown nothing."""
+        """Whether it was not requested when it should have been, so that its wait proves nothing."""
         return now - hole.due > self._timing.retry_most
 
     def _wanted(self) -> Iterator[_Hole]:
-        """The holes to ask for: the lowest, and none that there is no room behind."""
+        """The holes to request: the lowest ones, as long as there is room for what follows them."""
         for index, hole in enumerate(islice(self._holes, _WINDOW)):
             if index and self._crowded and hole.first > self.early.last:
                 return
@@ -385,7 +385,7 @@ class Repair:
 
 
 def _doubled(shortest: float, longest: float, attempts: int) -> float:
-    """Return the delay after so many attempts: each twice the one before, up to the longest."""
+    """Return the delay after ``attempts`` attempts: each twice the one before, up to the longest."""
     return min(longest, shortest * 2.0 ** min(attempts - 1, _MAX_DOUBLINGS))
 
 

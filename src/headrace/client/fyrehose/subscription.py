@@ -1,4 +1,4 @@
-"""What a subscriber decides between its connection and its consumer: no sockets, and time is an argument.
+"""A subscriber's decisions, between its connection and its consumer: no sockets, and time is an argument.
 
 Strategy: DELIVERs pass through :class:`~headrace.client.fyrehose.repair.Repair` into a queue, from which the consumer
 takes batches. Each call returns what to send. A subscription outlives connections: it keeps its position in the
@@ -49,7 +49,7 @@ KEEPALIVE_SECONDS: Final = 1.0
 """Rule 1: "the client has to send a KEEPALIVE to the backbone every one second"."""
 
 SILENCE_SECONDS: Final = 5.0
-"""A hub that is silent for so long is gone, or no longer knows us."""
+"""A hub that is silent for this long is gone, or no longer knows us."""
 
 REST_SECONDS: Final = 10.0
 """Well within the 30 s after which a hub cuts off a client that reads nothing."""
@@ -59,7 +59,7 @@ _DOUBTFUL_SECONDS: Final = 4.0
 
 _BATCH_COST: Final = 512
 _MESSAGE_COST: Final = 4
-"""What a batch costs besides its payloads: two arrays and the objects around them, and an offset a message."""
+"""Bytes that a batch costs besides its payloads: two arrays and the objects around them, and an offset a message."""
 
 HERE: Final = ("0.0.0.0", 0)
 """ADDR and PORT that stand for the packet's own source; over UDP the transport states its address instead."""
@@ -72,7 +72,7 @@ logger = logging.getLogger("headrace.client")
 class Subscription:
     """One consumer's position in the sequence.
 
-    ``stream`` means that what is not read now can still be read later. ``buffer_bytes`` bounds the queue, ``journal``
+    ``stream`` means that messages not read now can still be read later. ``buffer_bytes`` bounds the queue, ``journal``
     what is stored to answer FORWARD with.
     """
 
@@ -121,7 +121,7 @@ class Subscription:
         return f"nobody delivered them within {self._hole_seconds:g} s of being asked"
 
     def __len__(self) -> int:
-        """How many batches and lost ranges wait for the consumer."""
+        """The number of batches and lost ranges that wait for the consumer."""
         return len(self._queue)
 
     def connected(self, now: float) -> list[Outgoing]:
@@ -132,7 +132,7 @@ class Subscription:
         return self._subscribe(now) if self.listening else []
 
     def listen(self, now: float) -> list[Outgoing]:
-        """Subscribe, unless that is so: the consumer wants messages."""
+        """Subscribe, unless subscribed already: the consumer wants messages."""
         if self.listening:
             return []
         self.listening = True
@@ -156,14 +156,14 @@ class Subscription:
         return self._follow(events, now)
 
     def forward(self, frame: Forward, now: float, *, from_backbone: bool) -> list[Outgoing]:
-        """Rule 4: send the requester what is stored of what it misses."""
+        """Rule 4: send the requester those of its missing messages that are stored."""
         self._stats.forwards += 1
         if self._journal is None:
             return []
         return self._answer(self._journal.forward(frame, now, from_backbone=from_backbone))
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Do what is due: keep the subscription alive, or let it rest; repair; go on answering FORWARD."""
+        """Do what is due: keep the subscription alive, or let it rest; repair; continue to answer FORWARD."""
         work: list[Outgoing] = []
         if self.listening and self.full and now - self._full_since >= REST_SECONDS:
             self._rest()
@@ -208,7 +208,7 @@ class Subscription:
         return item
 
     def relieved(self, now: float) -> list[Outgoing]:
-        """Go on, or begin again after a rest: there is room in the queue."""
+        """Continue, or begin again after a rest: there is room in the queue."""
         if not self.listening:
             return self.listen(now)
         self._heard = now
@@ -220,7 +220,7 @@ class Subscription:
         return [Keepalive(*HERE), *([] if self.full else self._catch_up(now))]
 
     def _catch_up(self, now: float) -> list[Outgoing]:
-        """Ask for what is due, or at once for everything that may have been missed."""
+        """Request what is due, or at once everything that may have been missed."""
         time = self._clock.read(now)
         if self._missed:
             self._missed = False

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.client.fyrehose.connection import FyrehoseConnection
 
 _RECEIVE_BYTES: Final = 256 << 10
-"""What one read may bring: large enough that a batch is worth its overhead."""
+"""Maximum bytes of one read: large enough that a batch is worth its overhead."""
 
 _LAST: Final = Keepalive(HERE[0], 1)
 _LAST_ACK: Final = KeepaliveAck(HERE[0], 1)
@@ -90,7 +90,7 @@ class FyrehoseTcp(TcpConnection, asyncio.BufferedProtocol):
         return self._buffer[self._rest :]
 
     def buffer_updated(self, received: int) -> None:
-        """Take what was received."""
+        """Decode received bytes and hand them over."""
         end = self._rest + received
         frames, consumed, error = self._decoder.scan(self._buffer, 0, end)
         self._rest = end - consumed

@@ -14,7 +14,7 @@ class RepairTiming:
     ``reorder`` is how long a message may be overtaken before it counts as missing, ``retry`` and ``retry_most`` the
     first and the longest delay between REQUESTs for a hole, ``probe`` and ``probe_most`` the same for probes into
     silence, ``hole`` how long a hole may make no progress before it is lost, ``silence`` how long the backbone may be
-    silent before that clock stops. ``max_request`` is the most messages that one REQUEST asks for.
+    silent before that clock stops. ``max_request`` is the maximum number of messages that one REQUEST asks for.
     """
 
     reorder: float = 0.005

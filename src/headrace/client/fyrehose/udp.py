@@ -7,7 +7,7 @@ KEEPALIVE and REQUEST state the address that the socket has toward the hub: a ba
 nowhere else to send.
 
 Datagrams are received side by side into one buffer and scanned together; only if they are not all that they should be
-are they read one by one, so that one that is refused disturbs no other.
+are they read one by one, so that a refused one disturbs no other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from headrace.client.fyrehose.connection import FyrehoseConnection
 
 _SOCKET_BYTES: Final = 8 << 20
-"""What the socket may hold while the consumer is busy: a burst of some 10,000 small datagrams."""
+"""Bytes that the socket may hold while the consumer is busy: a burst of about 10,000 small datagrams."""
 
 _LARGEST_READ: Final = 1 << 16
 _BUFFER_BYTES: Final = 16 * _LARGEST_READ
@@ -131,7 +131,7 @@ class FyrehoseUdp:
                     self._send(whole[begin:end], each.to)
             else:
                 if isinstance(each, Keepalive) and not self._translated:
-                    # Each time anew: a machine that moves to another network has another address there.
+                    # Determined each time: a machine that moves to another network has another address there.
                     self._stated = self._own_address()
                 address, port = self._stated
                 self._send(serialize(replace(each, address=address, port=port)), self._hub)
@@ -154,7 +154,7 @@ class FyrehoseUdp:
         """Do nothing: unread datagrams would be lost, and KEEPALIVE-ACKs and FORWARDs with them."""
 
     async def close(self, deadline: float) -> None:  # noqa: ARG002 - there is nothing to wait for
-        """Close the socket; the system sends what it has taken."""
+        """Close the socket; the system still sends what it has accepted."""
         self.abort()
 
     def abort(self) -> None:
@@ -168,7 +168,7 @@ class FyrehoseUdp:
                 self._room.set_result(None)
 
     def _own_address(self) -> Endpoint:
-        """Return where datagrams to the hub come from; the last known address while there is no way to it."""
+        """Return the local address of datagrams to the hub; the last known one while there is no route to it."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 # Connecting a datagram socket sends nothing: the system only chooses the address.
@@ -263,7 +263,7 @@ class FyrehoseUdp:
                 self._send(serialize(Proof(cookie)), self._hub)
 
     def _doubt(self) -> None:
-        """Say once that the hub answers and sends nothing: behind an address translator nothing else would show it."""
+        """Warn once that the hub answers but sends nothing: behind an address translator nothing else would show it."""
         if self._served:
             return
         self._unserved += 1
@@ -293,7 +293,7 @@ def _fit(frames: Sequence[ClientFrame], edges: Sequence[int]) -> bool:
             return False
     bounds = np.concatenate(ends)
     index = np.searchsorted(bounds, edges[1:])
-    # Each edge is a packet's end, and no two are the same: an empty datagram is no packet.
+    # Each edge is a packet's end, and no two are the same: an empty datagram is not a packet.
     return bool((bounds[index] == edges[1:]).all() and (np.diff(index) > 0).all())
 
 

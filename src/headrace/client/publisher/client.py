@@ -35,7 +35,7 @@ _PIECE: Final = 256
 
 _TURN_BYTES: Final = 1 << 18
 _PUBLISH_COST: Final = 1 << 10
-"""A task that publishes so much without ever having to wait lets others have a turn."""
+"""A task that publishes this many bytes without ever having to wait yields to others."""
 
 logger = logging.getLogger("headrace.client")
 
@@ -157,7 +157,7 @@ class PublisherConnection(TcpConnection, asyncio.Protocol):
 
 
 def max_payload(attributes: Attributes) -> int:
-    """Return the most bytes a payload may have beside these attributes; negative if they alone are too long."""
+    """Return the maximum bytes of a payload beside these attributes; negative if they alone are too long."""
     try:
         return MAX_BODY - 2 * ITEM.size - len(serialize_attributes(attributes))
     except MalformedError as error:
@@ -167,7 +167,7 @@ def max_payload(attributes: Attributes) -> int:
 def _serialized(
     given: Payload | Row | Iterable[Payload | Row], attributes: Attributes, numbers: Mapping[str, float]
 ) -> Iterator[tuple[int, bytes]]:
-    """Serialize messages, some at a time, each with how many they are."""
+    """Serialize messages, some at a time; yield the bytes and the number of messages."""
     if isinstance(given, bytes | bytearray | memoryview | Mapping):
         messages = [cast("Payload | Row", given)]
     else:

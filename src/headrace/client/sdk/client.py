@@ -1,4 +1,4 @@
-"""The client of content routing: subscribe to what messages say, and receive just those.
+"""The client of content routing: subscribe by content, and receive just the messages that match.
 
     async with headrace.connect("sdk://") as client:
         await client.subscribe(where(city="Praha", x=between(0, 10)))
@@ -15,9 +15,9 @@ replaced when there is room again.
 
 Invariants:
 
-- Numbers grow: what is not above the last number is a repeat, and dropped. If nothing but repeats comes, the hub serves
-  another sequence, and the client ends.
-- What was received is never asked for again: a new connection goes on after it, even if nobody has taken it yet.
+- Numbers grow: a message that is not above the last number is a repeat, and dropped. If nothing but repeats comes, the
+  hub serves another sequence, and the client ends.
+- Received messages are never requested again: a new connection continues after them, even before they are taken.
 - A task that is cancelled while it waits here has taken nothing: no message is lost with it.
 """
 
@@ -52,7 +52,7 @@ from headrace.wire.sdk.commands import UNPLACED, Push, serialize
 from headrace.wire.sdk.predicate import Alternatives
 
 _MESSAGE_COST: Final = 256
-"""What a waiting message takes beside its payload, about."""
+"""Approximate bytes that a waiting message takes besides its payload."""
 
 _BATCH: Final = 512
 """Messages that are taken from those that wait at a time."""
@@ -142,7 +142,7 @@ class SdkClient(Client):
         super().__init__(self._failover, timeout)
         self._subscribing = asyncio.Lock()
         self._wanted: dict[str, Alternatives] = {}
-        """What each connection subscribes, by name; no alternatives withdraw."""
+        """The subscriptions of each connection, by name; an empty one withdraws."""
         self._last = None if from_seq is None else max(0, from_seq - 1)
         self._stale = Staleness()
         self._taking = asyncio.Lock()
@@ -171,11 +171,11 @@ class SdkClient(Client):
 
     @property
     def cursor(self) -> int | None:
-        """The number after the last message received: the ``from_seq`` with which another client goes on from here."""
+        """The number after the last message received: another client continues here with this ``from_seq``."""
         return None if self._last is None else self._last + 1
 
     async def subscribe(self, first: str | Wanted, second: Wanted | None = None, /) -> None:
-        """Receive what satisfies these conditions (see :func:`headrace.where`), instead of those subscribed before.
+        """Receive messages that satisfy these conditions (see :func:`headrace.where`), instead of the earlier ones.
 
         ``subscribe("name", conditions)`` adds a subscription beside others, or replaces the one of that name. What
         satisfies several comes once, and its ``subs`` are their names.
@@ -201,7 +201,7 @@ class SdkClient(Client):
 
     @property
     def subscriptions(self) -> Mapping[str, AnyConditions]:
-        """What this client has subscribed, by name; the unnamed subscription's name is empty."""
+        """This client's subscriptions, by name; the unnamed one's name is empty."""
         return {name: AnyConditions(map(where, wanted)) for name, wanted in self._wanted.items() if wanted}
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -312,7 +312,7 @@ def _other_sequence(seq: int, last: int) -> UnexpectedError:
 
 
 class _Buffer:
-    """Messages that wait for their consumer, and how much memory they and those it has at hand take."""
+    """Messages that wait for their consumer, and the memory that they and its current batch take."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -355,5 +355,5 @@ class _Buffer:
         await self._room.wait()
 
     def wake(self) -> None:
-        """Let those who wait for an arrival look why none comes."""
+        """Wake those who wait for a message, so that they notice why none comes."""
         self._arrived.set()

@@ -38,7 +38,7 @@ _MOST_UNANSWERED: Final = 256
 """Heartbeats that may wait for an answer; more are not sent. They wait only while nothing is read."""
 
 _WITHDRAW_SECONDS: Final = 2.0
-"""How long closing waits for the hub to take a withdrawal: without it the subscription lasts a little longer there."""
+"""Seconds that closing waits for the hub to take a withdrawal: without it the subscription lasts a little longer."""
 
 _CLOSED: Final = "the client closed the connection"
 
@@ -77,10 +77,10 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
         on_lost: Callable[[SdkConnection, str], None],
         withdraws: bool = False,
     ) -> None:
-        """``on_refusal`` is called with a refusal for whose answer nobody waits any more."""
+        """``on_refusal`` is called with a refusal that nobody waits for any more."""
         super().__init__(address, on_lost)
         self.subscribed: dict[str, Alternatives] = {}
-        """What was last subscribed here, by name."""
+        """The subscriptions made on this connection, by name."""
         self._withdraws = withdraws
         self._on_push = on_push
         self._on_refusal = on_refusal
@@ -99,7 +99,7 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
         self._beat = self._loop.call_later(self._pulse.interval, self._keep_alive)
 
     async def subscribe(self, wanted: Mapping[str, Alternatives]) -> None:
-        """Subscribe by name; return once that is accepted, or at once while nothing is read and so nobody can know.
+        """Subscribe by name; return once that is accepted, or at once if reading is paused and no answer can come.
 
         :class:`~headrace.errors.UnreachableError` if the connection was lost first.
         """
@@ -107,7 +107,7 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
         await self._ask("sub", *map(subscribe_command, wanted, wanted.values()), Heartbeat())
 
     def read(self, wanted: bool, /) -> None:
-        """Go on reading, or leave the rest with the hub."""
+        """Resume reading, or pause and leave the rest with the hub."""
         if wanted == self._reads:
             return
         super().read(wanted)
@@ -142,7 +142,7 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
         super().lose(reason)
 
     def data_received(self, data: bytes) -> None:
-        """Take what was received."""
+        """Decode received bytes and hand them over."""
         self._last_heard = self._loop.time()
         try:
             for frame in self._decoder.feed(data):
@@ -165,7 +165,7 @@ class SdkConnection(TcpConnection, asyncio.Protocol):
 
     def _answered(self, *expected: str) -> None:
         if not self._unanswered or self._unanswered[0].command not in expected:
-            self.lose("the hub answered what was not asked")
+            self.lose("the hub answered without being asked")
             return
         answer = self._unanswered.popleft().answer
         if answer is not None and not answer.done():

@@ -9,7 +9,7 @@
                 print(change, service.value)
         await client.publish({"speed": 61}, topic="fleet/42")
 
-Strategy: this is what a user meets, and no more. :class:`~headrace.client.spp.services.KnownServices` has what is known
+Strategy: this class is only the user's side. :class:`~headrace.client.spp.services.KnownServices` has what is known
 of the hub's services, and keeps the way to it open.
 """
 
@@ -45,10 +45,10 @@ from headrace.wire.spp import Offer, Publish, Subscribe, serialize
 
 _TURN_BYTES: Final = 64 << 10
 _PUBLISH_COST: Final = 1 << 10
-"""A task that publishes so much without ever having to wait lets others have a turn."""
+"""A task that publishes this many bytes without ever having to wait yields to others."""
 
 Change: TypeAlias = Payload | str | Mapping[str, object]
-"""What changes a service: a JSON merge patch as a mapping, text, or any bytes."""
+"""A change to a service: a JSON merge patch as a mapping, text, or any bytes."""
 
 Json: TypeAlias = dict[str, Any]
 V = TypeVar("V")
@@ -115,7 +115,7 @@ class SppClient(Client):
     async def close(self) -> None:
         """Close the connection once the hub has what was published; it may be called again.
 
-        Iterations that wait come to their end.
+        Waiting iterations end.
         """
         await self._services.close()
 
@@ -143,7 +143,7 @@ class SppClient(Client):
     ) -> LiveService[Json] | LiveService[bytes] | LiveService[Json | bytes]:
         """Return a service's live object; ``async with`` subscribes, and waits until the service is offered.
 
-        ``kind`` says what the object is where that cannot be seen from it: ``"last"`` for JSON text that each change
+        ``kind`` says what the object is if that is not obvious from it: ``"last"`` for JSON text that each change
         replaces, without merging.
         """
         self._kept.check()
@@ -238,7 +238,7 @@ class LiveService(Waiter, AsyncContext, AsyncIterator[V], Generic[V]):
         return self
 
     async def close(self) -> None:
-        """Unsubscribe; it may be called again. Iterations that wait come to their end."""
+        """Unsubscribe; it may be called again. Waiting iterations end."""
         self._closed = True
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -254,7 +254,7 @@ class LiveService(Waiter, AsyncContext, AsyncIterator[V], Generic[V]):
 
     @property
     def kind(self) -> Kind | None:
-        """What the object is: ``"json"`` or ``"last"``; ``None`` before it is known."""
+        """The kind of the object: ``"json"`` or ``"last"``; ``None`` before it is known."""
         return None if self._reader is None else self._reader.copy.kind
 
     @property
@@ -264,7 +264,7 @@ class LiveService(Waiter, AsyncContext, AsyncIterator[V], Generic[V]):
 
     @property
     def conflated(self) -> int:
-        """How many changes were merged with others, because too many waited."""
+        """The number of changes merged with others because too many waited."""
         return 0 if self._reader is None else self._reader.conflated
 
     async def __anext__(self) -> V:

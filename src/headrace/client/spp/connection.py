@@ -27,7 +27,7 @@ class SppConnection(TcpConnection, asyncio.Protocol):
     def __init__(self, address: Address, services: KnownServices) -> None:
         super().__init__(address, services.lost)
         self.farewell: Sequence[ClientFrame] = ()
-        """What is sent last."""
+        """The bytes to send last."""
         self._services = services
         self._decoder = ClientDecoder()
         self._answer: asyncio.Future[Authenticated] | None = None
@@ -38,7 +38,7 @@ class SppConnection(TcpConnection, asyncio.Protocol):
             self.write(b"".join(map(serialize, frames)))
 
     def say_farewell(self) -> None:
-        """Send what is sent last."""
+        """Send the last bytes."""
         self.send(*self.farewell)
 
     async def authenticate(self, identity: Identity) -> None:
@@ -63,7 +63,7 @@ class SppConnection(TcpConnection, asyncio.Protocol):
             self._answer.set_exception(ConnectionError(reason))
 
     def data_received(self, data: bytes) -> None:
-        """Take what was received."""
+        """Decode received bytes and hand them over."""
         if not self.heard:
             return
         try:

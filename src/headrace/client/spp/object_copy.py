@@ -1,11 +1,11 @@
-"""A client's own copy of a service's object, and what its readers have not seen yet: no sockets, no waiting.
+"""A client's own copy of a service's object, and the changes its readers have not seen yet: no sockets, no waiting.
 
-The first Info after a Subscribe, and after the service was offered anew, is the whole object; each later one is a
+The first Info after a Subscribe, and after the service was offered again, is the whole object; each later one is a
 change. SPP does not tell a service's kind. Unless the caller does, it is guessed at each whole object: a JSON object
-makes it ``json``. A ``last`` service that happens to hold a JSON object shows itself by the first change that is none.
+makes it ``json``. If a ``last`` service happens to hold a JSON object, the first change that is not one reveals it.
 
-A :class:`CopyReader` sees each change, as long as it keeps up. When too much waits for it, one change from what it last
-saw to what is now replaces all that waits, just as the hub does with a subscriber that lags.
+A :class:`CopyReader` sees each change, as long as it keeps up. When too much waits for it, a single change, from what
+it last saw to the present, replaces everything that waits, just as the hub does with a subscriber that lags.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from headrace.hub.services.merge_patch import apply, diff, parse_object
 Kind = Literal["json", "last"]
 
 PENDING_BYTES: Final = 8 << 20
-"""How much may wait for one reader before it is replaced by one change."""
+"""Limits of the changes that may wait for one reader before a single one replaces them."""
 
 _CHANGE_COST: Final = 256
-"""What a change takes besides its bytes."""
+"""Bytes of memory that a change takes besides its own."""
 
 NOTHING: Final[Any] = object()
 
@@ -50,7 +50,7 @@ class ObjectCopy:
         """Take the message of an Info."""
         patch = None if self.wanted_kind == "last" else _object(message)
         if patch is None and self.wanted_kind == "json":
-            return  # Not of the kind that the caller knows it to be.
+            return  # Not of the kind that the caller expects.
         before = self.value
         if self._awaits_whole:
             self._awaits_whole = False
@@ -86,7 +86,7 @@ class CopyReader:
         """Note a change."""
         value = self.copy.value
         if self._seen is NOTHING:
-            # The object as it was found is no change.
+            # The object as first received is not a change.
             self._seen = value
         elif self._skipped:
             self._skipped += 1

@@ -1,6 +1,6 @@
-"""What a client knows of the hub's services, and who wants to know.
+"""A client's knowledge of the hub's services, and its subscribers.
 
-Strategy: an :class:`~headrace.client.spp.object_copy.ObjectCopy` per service, shared by all who subscribe the id here,
+Strategy: an :class:`~headrace.client.spp.object_copy.ObjectCopy` per service, shared by all subscribers of the id here,
 so that there is one subscription on the wire. A Subscribe is sent whenever an id that somebody wants is offered: at
 once, later, or on the next connection. On a new connection each copy gets the whole object afresh, and its readers see
 what has changed since, if anything.
@@ -77,8 +77,8 @@ class KnownServices:
         self._copies: dict[str, ObjectCopy] = {}
         self._known: dict[str, None] = {}
         self._connection: SppConnection | None = None
-        """The one that is heard, from before it is known to be of use."""
-        # What holds for this connection only.
+        """The connection being listened to, even before it has proven useful."""
+        # The rest holds for this connection only.
         self._offered: set[str] = set()
         self._subscribed: set[str] = set()
         self._unsubscribed: set[str] = set()
@@ -153,7 +153,7 @@ class KnownServices:
             return
         match frame:
             case Info(service, message):
-                # "They should be ignored by the client": what nobody here has subscribed.
+                # "They should be ignored by the client": services that nobody here has subscribed to.
                 if service in self._subscribed:
                     self._copies[service].inform(message)
             case Offer(service):
@@ -171,7 +171,7 @@ class KnownServices:
             self.failover.lost(connection, reason)
 
     def _take_leave(self) -> bool:
-        """Hear no more of the connection, which ends with an Unsubscribe per service; ``False`` if there is none."""
+        """Stop listening to the connection, which ends with an Unsubscribe per service; ``False`` if there is none."""
         connection = self.failover.current
         if connection is None:
             return False
@@ -208,6 +208,6 @@ class KnownServices:
         self._send(Subscribe(copy.id))
 
     def _send(self, frame: ClientFrame) -> None:
-        """Send at once, or never: what is meant for this connection is nothing to the next."""
+        """Send at once, or never: bytes meant for this connection mean nothing on the next."""
         if self._connection is not None:
             self._connection.send(frame)

@@ -1,4 +1,4 @@
-"""A log's messages as a table that DuckDB scans: what cannot match a query's conditions is not read.
+"""A log's messages as a table that DuckDB scans without reading rows that cannot match the query's conditions.
 
 DuckDB takes any dataset of pyarrow as a table, and calls its ``scanner`` with the columns and conditions of each scan.
 A :class:`LogTable` answers with batches that the log itself has read, so their checksums are checked before Arrow sees
@@ -48,7 +48,7 @@ class LogTable(ds.InMemoryDataset):  # type: ignore[misc]
         self.unpacked = 0
         """Record batches that were unpacked so far."""
         self.failed: HeadraceError | None = None
-        """Why the log could not be read; DuckDB would tell of it as of an error in the query."""
+        """The error of reading the log, if any; DuckDB would report it as an error in the query."""
 
     def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> Any:  # noqa: A002
         """Scan the rows that may match; DuckDB calls it, and expects the conditions to be applied."""
@@ -138,7 +138,7 @@ class LogTable(ds.InMemoryDataset):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What is known of some rows without reading them."""
+    """Facts about some rows that are known without reading them."""
 
     first: int
     last: int
@@ -166,7 +166,7 @@ class _Topics:
     names: None = None
 
     def mask(self, topics: pa.Array) -> npt.NDArray[np.bool_]:
-        """Which of many topics are chosen."""
+        """Return for each topic whether it is chosen."""
         found = pc.is_in(topics, value_set=pa.array(sorted(self.listed), pa.string()))
         return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
 
@@ -186,7 +186,7 @@ def _possible(condition: Any, extents: Sequence[_Extent]) -> list[int]:
 
 
 def _possible_under(condition: Any, known: Sequence[Any]) -> list[int]:
-    """Return the places of facts under which a condition may hold: Arrow's own pruning of a dataset's files."""
+    """Return the indexes of facts under which a condition may hold, by Arrow's own pruning of a dataset's files."""
     files = LocalFileSystem()
     fragments = [_FORMAT.make_fragment(str(place), files, fact) for place, fact in enumerate(known)]
     if not fragments:

@@ -1,4 +1,4 @@
-"""The table ``messages`` of a log: its own files, and before them what only its archive has."""
+"""The table ``messages`` of a log: its own files, preceded by messages that only its archive has."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def run(
 
 
 def plain(value: pa.Scalar) -> Any:
-    """Return a value of an answer as Python has it, or a text that tells why not: DuckDB has more dates."""
+    """Return a value as a Python object, or a text that says why there is none: DuckDB has a wider range of dates."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):

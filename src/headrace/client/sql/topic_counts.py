@@ -1,7 +1,7 @@
 """Counting messages by topic without reading them: such a query is rewritten to ask a table of counts instead.
 
 A query is rewritten if all it uses of ``messages`` is the column ``topic`` and ``count(*)``. DuckDB gives a query's
-syntax tree as JSON, and takes it back. What is not recognized there is left alone: then the messages are counted.
+syntax tree as JSON, and takes it back. A query that is not recognized is left alone: then the messages are counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NUMBER: Final = "messages_of_topic"
 """A name that no query has for anything else."""
 
 SUM: Final = "create macro sum_of_counts(n) as coalesce(sum(n), 0)::bigint"
-"""What stands for ``count(*)``: of no rows it is 0, as that is."""
+"""Replaces ``count(*)``; like that, it gives 0 for no rows."""
 
 _Node = dict[str, Any]
 

@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError
 ROWS: Final = 1000
 """Rows of an answer."""
 CELL: Final = 1000
-"""Characters of a value."""
+"""Maximum characters of a value."""
 MEMORY: Final = 256 << 20
 """Bytes that DuckDB takes for a query."""
 BESIDE: Final = 256 << 20
@@ -31,7 +31,7 @@ _LIFE: Final = 60
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What to ask, and of which log."""
+    """The query, and the log to run it on."""
 
     query: str
     log: str
