@@ -27,7 +27,7 @@ from headrace.wire.fyrehose.packet import COOKIE_BYTES
 logger = logging.getLogger("headrace")
 
 _LOOPBACK = IPv4Network("127.0.0.0/8")
-"""Nobody elsewhere can send from there, so nobody need prove that it receives there."""
+"""Addresses that nobody elsewhere can send from, so that no peer there need prove that it receives there."""
 
 
 class FyrehoseDoor(FyrehoseTcpDoor):
@@ -53,7 +53,7 @@ class FyrehoseDoor(FyrehoseTcpDoor):
             self.udp.deliver(batches)
 
     def facts(self) -> dict[str, int]:
-        """Return how many subscribers there are."""
+        """Return the number of subscribers."""
         return {"fyrehose_tcp": len(self.subscribers), "fyrehose_udp": len(self.backbone)}
 
     def stop(self) -> None:

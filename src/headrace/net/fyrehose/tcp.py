@@ -2,7 +2,7 @@
 
 The connection is the return path: KEEPALIVE subscribes it for some seconds whatever address it names, and only
 KEEPALIVE renews; when it lapses the connection stays open. REQUEST is served whole, however long the range, at the
-pace the peer takes it. What is committed is encoded once for all who are subscribed.
+pace the peer takes it. Committed messages are encoded once for all subscribers.
 
 Bytes are read from the socket into the door's buffer, scanned and gathered into a run before control returns to the
 event loop, so a connection keeps no more than one unfinished packet. Only if it sends many small packets is the rest of
@@ -50,10 +50,10 @@ from headrace.wire.numba_kernels import load_in_thread
 from headrace.wire.receive_buffer import Buffer
 
 RECEIVE_BYTES: Final = 256 << 10
-"""What one read may bring: large enough that a turn's batch is worth its overhead."""
+"""Maximum bytes of one read: large enough that a turn's batch is worth its overhead."""
 
 CACHE_BYTES: Final = 32 << 20
-"""How much of the newest sequence is kept ready to send; who is further behind is fed from the log."""
+"""Bytes of the newest messages kept ready to send; a subscriber further behind is fed from the log."""
 
 MAX_RANGES: Final = 64
 """REQUESTs one connection may have waiting; past it the connection is not read until one is done."""
@@ -62,14 +62,14 @@ MAX_FRAMES: Final = 64
 """Frames taken from one connection before the others have their turn; a run of PUSHes is one frame."""
 
 LISTED: Final = Principal("fyrehose.allow", EVERYTHING)
-"""Whoever comes from an address in ``fyrehose.allow`` and is nobody else, where everybody must be known."""
+"""Anyone from an address in ``fyrehose.allow`` who is no other principal, where everybody must be known."""
 
 MAX_ACKS: Final = 64 << 10
 """Bytes of KEEPALIVE-ACKs that may wait after DELIVERs that a peer does not take; past it, it is not read."""
 
 
 class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
-    """The TCP half of the fyrehose door: what its connections share."""
+    """The TCP half of the fyrehose door: the common part of its connections."""
 
     def __init__(self, context: DoorContext, backbone: Backbone, listening: socket.socket) -> None:
         super().__init__(context, "fyrehose", listening, receive_bytes=RECEIVE_BYTES + MAX_PACKET)
@@ -83,14 +83,14 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
         return FyrehoseConnection(self)
 
     def principal_of(self, address: str, certificate: str) -> Principal:
-        """Return who a peer is: a principal, or one of the addresses in ``fyrehose.allow``."""
+        """Identify a peer: a principal, or one of the addresses in ``fyrehose.allow``."""
         principal = super().principal_of(address, certificate)
         return LISTED if not principal.known and self.backbone.admits(address) else principal
 
     def deliver(self, batches: Sequence[Batch]) -> None:
         """Send newly committed batches to every subscriber that has room."""
         if not batches:
-            return  # Only log entries were committed, which nobody is sent.
+            return  # Only log entries were committed, which are sent to nobody.
         if not self.subscribers:
             self.cache.clear()
             return
@@ -145,7 +145,7 @@ class _InPlaceDecoder(ServerDecoder):
 
     @property
     def frame_at(self) -> int:
-        """How far the stream has come: a packet may come slowly, as long as it comes."""
+        """The position in the stream: a packet may come slowly, as long as it comes."""
         return super().frame_at + len(self.rest)
 
 
@@ -160,10 +160,10 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         self._hub = door.hub
         self._acks: list[bytes] = []
         self._unread_acks = 0
-        """Bytes of ACKs written since the peer stopped taking what it is sent."""
+        """Bytes of ACKs written since the peer stopped reading."""
         self._subscribed_until = 0.0
         self._shares_cache = True
-        """Whether it may read everything, so that what is encoded for all is for it too."""
+        """Whether it may read everything, so that it can share what is encoded for all."""
         self.cursor = Cursor(find=door.cache.find, read_ahead=True)
         self.feed = LogFeed(self._hub.log, self.cursor, door.read_chunk, door.context.readers, self)
 

@@ -160,7 +160,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self.admission) + self.entrance.unfinished
 
     async def start(self) -> None:
@@ -222,7 +222,7 @@ class Server:
         self.ready = True
 
     async def drain(self) -> None:
-        """Stop accepting, finish what was begun, and close; a second time does nothing."""
+        """Stop accepting, finish work under way, and close; a second call does nothing."""
         if not self.hub.log.segments:
             return
         self.ready = False
@@ -247,7 +247,7 @@ class Server:
             what = "the disk is slow" if self._cluster is None or self.problem is None else self.problem
             logger.warning("%s: stopping without its last answer", what)
         except StorageError as error:
-            # Closing the log will report what is lost; the doors are closed first in any case.
+            # Closing the log will report any loss; the doors are closed first in any case.
             logger.error("the disk fails while stopping: %s", error)
         await self._close_doors(max(deadline - loop.time() - _FOR_THE_LOG * seconds, 0))
         if self._cluster is not None:
@@ -265,7 +265,7 @@ class Server:
             async with asyncio.timeout_at(max(deadline, loop.time() + _FOR_THE_LOG * seconds)):
                 await asyncio.shield(closing)
         except TimeoutError:
-            logger.error("the disk is too slow to wait for: what was not synced is as safe as after a crash")
+            logger.error("the disk is too slow to wait for: unsynced messages are as safe as after a crash")
         finally:
             self.readers.shutdown(wait=False)
             self._disk.shutdown(wait=False)
@@ -279,7 +279,7 @@ class Server:
     def successor(self) -> Server:
         """Make the hub that takes this drained one's place: from a snapshot, at the same addresses."""
         if self._cluster is None:
-            raise UsageError("only a node of a cluster begins anew")
+            raise UsageError("only a node of a cluster starts over")
         self._cluster.begin_anew(self.settings.node.data / "log")
         same = {f"listen.{door}": where for door, where in self.doors.items()}
         settings = self.settings.override(same, source="where the node was before")
@@ -292,7 +292,7 @@ class Server:
         self._cluster.vouch()
 
     def alerts(self) -> list[Alert]:
-        """Return what is wrong now, the gravest first."""
+        """Return the current problems, the gravest first."""
         return list(alerts_from(facts_of(self), self.refusals.lately()))
 
     def status(self) -> dict[str, object]:
@@ -323,12 +323,12 @@ class Server:
 
     @property
     def upstream(self) -> UpstreamStatus | None:
-        """What is known of the hub above this one, if there is one."""
+        """The facts about the hub above this one, if there is one."""
         return None if self._upstream is None else self._upstream.facts()
 
     @property
     def problem(self) -> str | None:
-        """Why this hub cannot take messages, if so: its disk, its cluster, or its upstream hub."""
+        """The reason why this hub cannot take messages, if any: its disk, its cluster, or its upstream hub."""
         above = None if self._cluster is None else self._cluster.problem
         if self._upstream is not None:
             above = self._upstream.refusing
@@ -338,7 +338,7 @@ class Server:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Everything that fails now, and why, by what it concerns; the hub may do without it for a while."""
+        """Everything that fails now, and why, by what it concerns; the hub can run without it for a while."""
         above = self._upstream if self._cluster is None else self._cluster
         told = self.maintenance.told()
         if self.hub.log.failure is not None:
@@ -427,7 +427,7 @@ class Server:
         self.hub.take_turn()
 
     async def _find_past(self) -> None:
-        """Look at the archive before anybody asks for what it has; a hub starts without it, too."""
+        """Look at the archive before anybody needs it; a hub starts without it, too."""
         if self.past is None:
             return
         looking = asyncio.get_running_loop().run_in_executor(self.readers.past, self.past.look)
@@ -537,7 +537,7 @@ class Server:
                 async with asyncio.timeout(seconds):
                     await above.flush()
             except TimeoutError:
-                logger.warning("stopping without the last answers to what was passed on: %s", above.problem)
+                logger.warning("stopping without the last answers to messages passed on: %s", above.problem)
 
     async def _all_committed(self) -> None:
         """Wait for the append under way, and for the sync that commits it (``fsync=always``)."""
@@ -551,7 +551,7 @@ class Server:
 
 
 def _check_roles(settings: Settings) -> None:
-    """Refuse to number messages where the settings do not ask for it: they would reach nobody else."""
+    """Refuse to number messages if the settings do not ask for it: they would reach nobody else."""
     node = settings.node
     if "sequence" in node.roles or node.upstream or settings.cluster.peers:
         return

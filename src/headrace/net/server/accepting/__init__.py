@@ -1,1 +1,1 @@
-"""How doors accept: binding, a proxy's header, TLS, admission, and what connections of all doors share."""
+"""How doors accept: binding, a proxy's header, TLS, admission, and the common part of all connections."""

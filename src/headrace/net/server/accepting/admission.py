@@ -41,15 +41,15 @@ class Admission:
         self._per_address = per_address
         self._total = total
         self._at_all_doors = max(per_address, total // 2)
-        """What one address gets at all doors together."""
+        """Slots of one address at all doors together."""
         self._setting = setting
-        """What a refusal names as the limit."""
+        """The limit as a refusal names it."""
         self._open: Counter[tuple[str, str]] = Counter()
         """Connections by address and door."""
         self._of_address: Counter[str] = Counter()
         self._count = 0
         self.shut: str | None = None
-        """Why nobody is admitted at all, if so."""
+        """The reason why nobody is admitted, if there is one."""
 
     def admit(self, address: str, door: str = "") -> str | None:
         """Take one more connection from ``address`` at ``door``; return why not, if it must be refused."""

@@ -26,15 +26,15 @@ class DoorBinder:
         """Doors whose address was taken: the wanted and the actual address."""
         self._bound: list[socket.socket] = []
         self.exposed: list[str] = []
-        """Doors that strangers can reach and that ask nobody who they are: ``auth.insecure`` allows them."""
+        """Doors that strangers can reach without authenticating: ``auth.insecure`` allows them."""
 
     def close(self) -> None:
-        """Close the sockets of a hub that does not start after all, also those that no door has taken over."""
+        """Close the sockets of a hub that does not start after all, including those that no door has taken over."""
         for sock in self._bound:
             sock.close()
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings under which a door that strangers reach would no longer ask who comes."""
+        """Refuse settings under which a door that strangers can reach would no longer authenticate them."""
         for door, where in self.doors.items():
             address = Address.parse(where)
             missing = None if is_loopback(address.host) else missing_guard(door, settings)
@@ -93,7 +93,7 @@ class DoorBinder:
     def _unguarded(self, door: str, where: Address, missing: str) -> ConfigError:
         key = f"listen.{door}"
         expected = (
-            f"{missing}; or an address of this machine alone, such as 127.0.0.1; --insecure goes on as it is"
+            f"{missing}; or an address of this machine alone, such as 127.0.0.1; --insecure continues without"
         )
         return ConfigError(key, str(where), source=self._settings.source(key), expected=expected)
 

@@ -1,6 +1,6 @@
 """The one accept path of TCP doors, and the common part of all their connections, accepted or dialled.
 
-A :class:`DoorConnection` is admitted or refused, decodes what comes and refuses what is wrong. It is not read while the
+A :class:`DoorConnection` is admitted or refused, decodes frames and refuses bad ones. It is not read while the
 hub is congested or while its own answers pile up. A subclass acts on its frames. All connections of a door
 receive into one buffer that belongs to the door.
 
@@ -39,18 +39,18 @@ SMALL_REST: Final = 4 << 10
 """Bytes of an unfinished frame that are not counted: nearly every read ends with some."""
 
 LONGEST_KEEPALIVE: Final = 32767
-"""Seconds: the most that Linux takes for a keepalive setting."""
+"""Longest keepalive setting, in seconds, that Linux takes."""
 
 OWN: Final = Principal("this hub", EVERYTHING)
 OWN_ACCOUNT: Final = Account("this hub", UNLIMITED)
-"""Whom this hub has dialled itself, as its settings say."""
+"""A peer that this hub has dialled itself, as its settings say."""
 
 S = TypeVar("S", bound="DoorConnection[Any]")
 D = TypeVar("D", bound="ConnectionGroup[Any]")
 
 
 class ConnectionGroup(Generic[S]):
-    """The open connections of one kind, and what they share."""
+    """The open connections of one kind, and their common part."""
 
     def __init__(self, context: DoorContext, name: str, receive_bytes: int = RECEIVE_BYTES) -> None:
         self.context = context
@@ -63,7 +63,7 @@ class ConnectionGroup(Generic[S]):
         self.connections: set[S] = set()
         self.stopping = False
         self.silent_seconds = inf
-        """How long a peer may be connected and say nothing."""
+        """Seconds that a peer may be connected without sending anything."""
         self.empty = asyncio.Event()
         """Set while there is no connection."""
         self.empty.set()
@@ -76,7 +76,7 @@ class ConnectionGroup(Generic[S]):
         """Forget an admitted connection that is over."""
 
     def principal_of(self, _address: str, _certificate: str) -> Principal:
-        """Return who a new connection's peer is, as far as its address and certificate tell."""
+        """Identify a new connection's peer, as far as its address and certificate tell."""
         return OWN
 
     def account_of(self, principal: Principal, address: str) -> Account:
@@ -94,11 +94,11 @@ class ConnectionGroup(Generic[S]):
             connection.resume_reading()
 
     def facts(self) -> dict[str, int]:
-        """Return how many connections there are."""
+        """Return the number of open connections."""
         return {self.name: len(self.connections)}
 
     def stop(self) -> None:
-        """Accept and read nothing more; what is committed is still sent."""
+        """Accept and read nothing more; committed messages are still sent."""
         self.stopping = True
         for connection in self.connections:
             connection.pause_reading()
@@ -121,7 +121,7 @@ class TcpDoor(ConnectionGroup[S]):
     has_login: ClassVar[bool] = False
     """Whether its protocol lets a peer prove who it is; elsewhere an unknown one is refused at once."""
     needs: ClassVar[Action | None] = None
-    """What every peer of the door must be allowed to do."""
+    """The action that every peer of the door must be allowed."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class TcpDoor(ConnectionGroup[S]):
         self.context.admission.release(address, self.name)
 
     def principal_of(self, address: str, certificate: str) -> Principal:
-        """Return who a new connection's peer is, as far as its certificate tells; or its address, without a login."""
+        """Identify a new connection's peer by its certificate; or, at a door without a login, by its address."""
         return self.context.access.principals.of_peer("" if self.has_login else address, certificate)
 
     def stop(self) -> None:
@@ -203,7 +203,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self.number = next(CONNECTION_NUMBERS)
         self._received = 0
         self.account = OWN_ACCOUNT
-        """What the peer has, over all its connections."""
+        """The account of the peer, over all its connections."""
         self._over_rate = False
         """Whether the peer waits because it sends too much a second."""
         self._no_room = False
@@ -213,17 +213,17 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._decoder = decoder
         self._where = ""
         self._spoke = False
-        """Whether it has said anything."""
+        """Whether the peer has sent anything."""
         self._speaks_tls = False
-        """Whether it began with a TLS hello, which is no part of any protocol here."""
+        """Whether it began with a TLS hello, which is not part of any protocol here."""
         self._crowded = False
-        """Whether frames of the last read may be left; nothing more is read until they are taken."""
+        """Whether frames of the last read may be left; nothing more is read before them."""
         self._rest_due = False
         self._full = False
         self._ended = False
         """Whether the peer has ended its direction."""
         self._leaving = False
-        """Whether the peer gets what is buffered and no more, and what it sends is dropped."""
+        """Whether the peer gets only what is buffered, and everything it sends is dropped."""
         self._sent = 0
         self._taken = 0
         self._taken_at = 0.0
@@ -262,7 +262,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """Clean up; called once, and only if the connection was admitted."""
 
     def judge_silence(self, now: float, idle: float) -> None:
-        """Cut off a peer that has not been heard of for ``idle`` seconds, though it is listened to."""
+        """Cut off a peer that has been silent for ``idle`` seconds while the hub was reading from it."""
         if now - self.heard >= idle and not self.reading_paused:
             self.refuse("idle", f"silent for {idle:g} s")
 
@@ -341,7 +341,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         return self.door.view
 
     def buffer_updated(self, received: int) -> None:
-        """Take what was received."""
+        """Decode received bytes and act on the frames."""
         if self.admitted:
             if not self._spoke:
                 self._spoke = True
@@ -386,7 +386,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 if not left:
                     break
         except WireError as error:
-            # What came before the bad frame has been acted on.
+            # Frames before the bad one have been acted on.
             if self.admitted:
                 self.done_taking()
                 self.refuse(error.reason, error)
@@ -396,7 +396,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         if self.account.rated:
             self._keep_rate()
         waits = self._crowded or self.must_wait()
-        # What waits for the hub is no fault of the peer.
+        # Waiting for the hub is not the peer's fault.
         held = 0 if waits else self._decoder.unfinished
         if held > SMALL_REST or self._held:
             self._held = held if held > SMALL_REST else 0
@@ -453,7 +453,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         return 0 if self._full else self.limits.queue_bytes - self.buffered
 
     def may(self, action: Action, what: str = "") -> bool:
-        """Whether the peer may do an action to what has this name; a refusal is counted and noted."""
+        """Whether the peer may do an action to the thing of this name; a refusal is counted and noted."""
         return self.door.context.access.may(self.principal, action, self.door.name, what, self.name)
 
     def may_any(self, action: Action) -> bool:
@@ -489,7 +489,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         )
 
     def revoked(self, detail: str) -> None:
-        """End: what the peer might do, it may no longer."""
+        """End the connection: the peer's rights have been withdrawn."""
         self.refuse("revoked", detail)
 
     def is_called(self, who: str) -> None:
@@ -529,7 +529,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.refuse("slow", f"took nothing for {slow:g} s; {waiting} bytes are lost")
             return
         if not self.admitted:
-            return  # It is closing, as fast as the peer takes what is left to send.
+            return  # It is closing, as fast as the peer takes the rest.
         if self._owed and not self.account.wait_to_send(now):
             self._owed = False
             self.drained()
@@ -540,7 +540,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.refuse("stalled", f"left a frame unfinished for {slow:g} s")
             return
         if not self._spoke and self.door.silent_seconds <= now - self.since:
-            self.refuse("idle", f"has not said anything for {self.door.silent_seconds:g} s")
+            self.refuse("idle", f"has not sent anything for {self.door.silent_seconds:g} s")
             return
         self.judge(now)
 
@@ -591,7 +591,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self.abort()
 
     def note_refusal(self, reason: str, detail: object) -> None:
-        """Count and log a refusal; what follows a TLS hello at a door without TLS is no other mistake."""
+        """Count and log a refusal; bytes after a TLS hello at a door without TLS are not a second mistake."""
         if self._speaks_tls:
             reason, detail = TLS_AT_PLAIN
         self.counters.refuse(self.door.name, reason, self.name, detail)

@@ -22,7 +22,7 @@ from headrace.tube.unfinished import UnfinishedBytes
 
 @dataclass(frozen=True, slots=True)
 class DoorContext:
-    """What all doors of a hub share."""
+    """The parts of a hub that all doors share."""
 
     hub: Hub
     settings: Settings
@@ -35,9 +35,9 @@ class DoorContext:
     access: AccessControl
     """Who may do what."""
     unfinished: UnfinishedBytes
-    """Memory for messages that are not whole, of all doors."""
+    """The memory for unfinished messages at all doors."""
     accounts: Accounts
-    """What each peer has and may have."""
+    """What each peer uses, and its limits."""
     entrance: Entrance
     """How every TCP door accepts."""
 

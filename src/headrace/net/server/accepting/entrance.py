@@ -58,7 +58,7 @@ TLS_HELLO: Final = b"\x16\x03"
 """The first bytes of a TLS hello, whatever its version."""
 
 TLS_AT_PLAIN: Final = Refusal(
-    "tls", "what came is a TLS hello, and this door has no TLS: use the scheme without TLS, or tls.cert"
+    "tls", "the peer sent a TLS hello, and this door has no TLS: use the scheme without TLS, or tls.cert"
 )
 """Why a peer is refused that speaks TLS where it is not spoken."""
 
@@ -73,14 +73,14 @@ _OF_CLIENT: Final = {
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client does not accept our certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client finds that our certificate has expired",
 }
-"""What failed handshakes mean, by OpenSSL's word for them."""
+"""The meaning of failed handshakes, by OpenSSL's reason."""
 
 NO_TLS_ANSWER: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
     b"X-Content-Type-Options: nosniff\r\nContent-Length: 56\r\n\r\n"
     b"This door speaks TLS: the URL begins with https or wss.\n"
 )
-"""What a web client gets that does not speak TLS where it is spoken."""
+"""The answer to a web client that speaks plain HTTP to a TLS door."""
 
 Endpoint = tuple[str, int]
 
@@ -121,7 +121,7 @@ class ProxyAddresses:
 
 
 class Entrance:
-    """What the accept paths of all doors share."""
+    """The common part of all doors' accept paths."""
 
     def __init__(self, settings: Settings, counters: Counters) -> None:
         self.tls = HubTls(settings)
@@ -208,7 +208,7 @@ class _Doorway:
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """The socket, as a server of asyncio has it."""
+        """The socket, as asyncio's servers offer it."""
         return () if self._listening.fileno() < 0 else (self._listening,)
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class _Arrival:
     sock: socket.socket
     peer: Endpoint
     ended: bool = False
-    """Whether it was ended from here, and need not be told of."""
+    """Whether this hub ended it, so that it need not be reported."""
 
     async def let_in(self) -> None:
         """Read what comes first, shake hands, and hand the connection over."""
@@ -294,7 +294,7 @@ class _Arrival:
         self.sock.close()
 
     async def _hand_over(self) -> bool:
-        """Return whether the connection has its protocol; if not, nobody is to be told."""
+        """Return whether the connection has its protocol; if not, there is nobody to notify."""
         loop, doorway = asyncio.get_running_loop(), self.doorway
         deadline = loop.time() + doorway.entrance.seconds
         origin: Endpoint | None = None
@@ -356,8 +356,8 @@ class _Arrival:
         return data
 
     async def _turn_away(self) -> None:
-        """Answer what is no TLS, and close in order: a socket closed with unread bytes would be reset."""
-        self.refuse("plain", "what came is no TLS, which this door speaks")
+        """Answer a peer without TLS, and close in order: a socket closed with unread bytes would be reset."""
+        self.refuse("plain", "the peer does not speak TLS, which this door requires")
         self.ended = True
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(SHUTDOWN_SECONDS):

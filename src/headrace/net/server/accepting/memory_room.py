@@ -1,9 +1,9 @@
-"""Room in memory: past a mark publishers wait and newcomers are refused, before the system kills anybody.
+"""Room in memory: past a mark publishers wait and newcomers are refused, before the system kills a process.
 
 Everything that peers can pile up has its own bound, but the bounds of all may add up to more than there is. So the hub
 looks at its own memory a few times a second. Past ``limits.memory`` it reads from no publisher, and every door but
-``http`` refuses new connections and streams: whoever is connected is still sent what it waits for, which is what frees
-memory, and the health checks answer. Below :data:`RELIEF` of the mark everything goes on.
+``http`` refuses new connections and streams: connected peers are still sent what they wait for, which is what frees
+memory, and the health checks answer. Below :data:`RELIEF` of the mark everything continues.
 
 What counts is memory that only this process has: pages of the log's files that are mapped can be dropped by the system
 at any time.
@@ -48,7 +48,7 @@ class MemoryRoom:
         self._tried_at = -_TRIM_SECONDS
 
     def look(self, now: float) -> None:
-        """Let publishers wait, or go on."""
+        """Make publishers wait, or let them continue."""
         self.used = self._read()
         if self.most is None:
             return
@@ -74,14 +74,14 @@ class MemoryRoom:
         self._hub.short_of_memory = True
 
     def _open(self) -> None:
-        logger.warning("there is room in memory again: publishers go on")
+        logger.warning("there is room in memory again: publishers continue")
         self.problem = self._admission.shut = None
         self._hub.short_of_memory = False
         self._hub.relieved()
 
 
 def own_memory() -> Callable[[], int]:
-    """Return a function that reads how many bytes this process has for itself; 0 where the system does not tell."""
+    """Return a function that reads how many bytes only this process uses; 0 if the system does not tell."""
     if not os.path.exists("/proc/self/statm"):  # noqa: PTH110 -- as below
         return lambda: 0
     page = os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Recording what each peer of a door sends and receives to a capture file, for ``headrace decode``.
+"""Record what each peer of a door sends and receives in a capture file, for ``headrace decode``.
 
 Doors know nothing of it. The event loop puts a recording protocol between each connection and its door; a socket for
 datagrams is replaced by one that does the same, with a capture for each address. This is for debugging: files are
@@ -36,7 +36,7 @@ else:
 logger = logging.getLogger("headrace")
 
 MAX_BYTES: Final = 4 << 30
-"""Most bytes of all captures of a run."""
+"""Maximum bytes of all captures of a run."""
 
 FILE_BYTES: Final = 4096
 """Bytes that an empty capture counts for: peers may be many and send little."""
@@ -136,7 +136,7 @@ class RecordingLoop(_EventLoop):
 def recorded_as_at(
     sock: socket.socket, make: Callable[..., asyncio.BaseProtocol]
 ) -> Callable[..., asyncio.BaseProtocol]:
-    """Return what makes the protocols of a listening socket's connections; recorded ones if the event loop records."""
+    """Return the factory of a listening socket's protocols; of recorded ones, if the event loop records."""
     loop = asyncio.get_running_loop()
     recorder = loop.recorder if isinstance(loop, RecordingLoop) else None
     door = None if recorder is None else recorder.door_at(sock)
@@ -255,7 +255,7 @@ class _Recorded(asyncio.BufferedProtocol):
 
 
 class _RecordedTransport:
-    """A transport that records what goes out; all else is passed on."""
+    """A transport that records what goes out and passes on everything else."""
 
     def __init__(self, transport: asyncio.BaseTransport, recorded: _Recorded) -> None:
         self._transport: Any = transport

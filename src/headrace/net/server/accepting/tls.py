@@ -1,7 +1,7 @@
-"""A hub's TLS: which doors speak it, what they show, whom they believe, and how this hub dials others.
+"""A hub's TLS: which doors speak it, their certificates, whom they trust, and how this hub dials others.
 
 Strategy: each door asks for its context at every handshake, and the files are looked at each second: a renewed
-certificate serves the next handshake, and open connections stay. What this hub does at its own door it expects of the
+certificate serves the next handshake, and open connections stay. What this hub does at its own door, it expects of the
 same door elsewhere: a dispatcher dials connectors with TLS if its own ``router`` door had TLS, whether open or not.
 
 With ``tls.ca`` a client may show a certificate, which must then be one of that authority's; its subject's name is what
@@ -75,7 +75,7 @@ class HubTls:
         )
 
     def told(self, doors: Iterable[str]) -> dict[str, object]:
-        """Tell commands of the same machine which doors speak TLS, and where the certificate is that they show."""
+        """Tell commands on this machine which doors speak TLS, and where their certificate is."""
         spoken = sorted(self.doors.intersection(doors))
         return (
             {"tls": {"doors": spoken, "cert": str(Path(str(self._settings.tls.cert)).absolute())}}
@@ -84,7 +84,7 @@ class HubTls:
         )
 
     def facts(self, doors: Iterable[str]) -> dict[str, object]:
-        """Return what the status shows: the doors that speak TLS, and what is shut because of it."""
+        """Return the status' facts: the doors that speak TLS, and those shut because of it."""
         spoken = sorted(self.doors.intersection(doors))
         return {"doors": spoken, "shut": {"fyrehose/udp": NO_DATAGRAMS} if "fyrehose" in spoken else {}}
 
@@ -115,7 +115,7 @@ class HubTls:
         # is on its way.
         context.num_tickets = 0
         if tls.ca is not None:
-            # Who shows none is nobody in particular; rights decide what that one may do.
+            # A peer without a certificate is anonymous; rights decide what it may do.
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
 

@@ -29,7 +29,7 @@ logger = logging.getLogger("headrace")
 
 
 class AuditFile:
-    """The files of one hub; ``disk`` runs what waits for them."""
+    """The files of one hub; ``disk`` runs the writes."""
 
     def __init__(self, data: Path, disk: Executor, counters: Counters) -> None:
         self._directory = data / DIRECTORY
@@ -46,7 +46,7 @@ class AuditFile:
         self._waiting.append((kind, msgspec.json.encode(record) + b"\n"))
 
     def tick(self) -> None:
-        """Have a thread write what waits."""
+        """Start a thread that writes the waiting records."""
         if not self._waiting or (self._writing is not None and not self._writing.done()):
             return
         lines, self._waiting = self._waiting, []
@@ -57,7 +57,7 @@ class AuditFile:
             self._write(lines)
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write the waiting records."""
         if self._writing is not None:
             self._writing.result()
         lines, self._waiting = self._waiting, []

@@ -1,4 +1,4 @@
-"""Taking new settings without a restart: who the principals are, and what they may do.
+"""Apply new settings without a restart: who the principals are, and what they may do.
 
 Settings are loaded again from where they came from: on request, and when the file or a principal's key file has
 changed. What is wrong with them is told, and everything stays as it was. Settings that need a restart are named; they
@@ -26,14 +26,14 @@ logger = logging.getLogger("headrace")
 
 
 class Reloaded(NamedTuple):
-    """What came of loading settings again."""
+    """The result of loading settings again."""
 
     changed: list[str]
     """Settings that are in force now."""
     restart: list[str]
     """Settings that differ, and take a restart."""
     closed: int
-    """Connections that were closed, because what they might do they may no longer."""
+    """Connections that were closed because their rights were withdrawn."""
 
     def facts(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -65,7 +65,7 @@ class Reloading:
         self._seen = self._look()
 
     def reload(self) -> Reloaded:
-        """Load the settings again, and obey those that need no restart; raises what is wrong with them."""
+        """Load the settings again, and apply those that need no restart; raise if they are wrong."""
         self._seen = self._look()
         found = load_again(self._settings)
         before, after = self._settings.as_dict(reveal=True), found.as_dict(reveal=True)
@@ -76,7 +76,7 @@ class Reloading:
         settings = replace(found, **_sections(self._settings), auth=auth, access=found.access)
         self._check(settings)
         principals = Principals(settings, keys_of(settings))
-        # A key file may have changed though no setting has.
+        # A key file may have changed even if no setting has.
         closed = self._access.reload(principals)
         self._settings = settings
         self._take(settings)
@@ -95,14 +95,14 @@ class Reloading:
                 self.try_reload()
 
     def try_reload(self) -> None:
-        """Load the settings again; say in the log what is wrong with them."""
+        """Load the settings again; log what is wrong with them."""
         try:
             self.reload()
         except ConfigError as error:
             logger.error("settings stay as they were: %s", error)
 
     def _look(self) -> dict[Path, tuple[int, int, int] | None]:
-        """Return what tells that a file has changed."""
+        """Return the facts by which a change of a file is noticed."""
         loaded = self._settings.loaded
         paths = key_files(self._settings)
         if loaded is not None and loaded.path is not None:

@@ -1,4 +1,4 @@
-"""The files of used tokens: what makes a token good once over restarts.
+"""The files of used tokens: with them, a token is valid only once, even over restarts.
 
 A token is written before it counts, so that a killed process forgets none, and synced right after, in the background.
 Tokens that a power cut took with it are not known. So, if the machine was restarted before the hub had closed its
@@ -107,7 +107,7 @@ class UsedTokenFiles:
                 os.close(file)
 
     def _fail(self, error: OSError) -> None:
-        """Go on without the files: nobody is locked out because a disk is full. The next start has to know."""
+        """Continue without the files: nobody is locked out because a disk is full. The next start has to know."""
         self._failed = True
         self._counters.add("background_failures")
         logger.error("used tokens cannot be written; the next start refuses older ones: %s", error)
@@ -156,7 +156,7 @@ def _read(path: Path) -> tuple[list[UsedToken], bool]:
         return [], False
     end = len(content) - (len(content) - HEADER.size) % RECORD.size
     tokens = [UsedToken(*fields) for fields in RECORD.iter_unpack(content[HEADER.size : end])]
-    # Where every token that could be missing has expired, none is missed.
+    # If every token that could be missing has expired, none is missed.
     whole = written_in in (CLOSED, _boot_id()) or now - changed > GOOD_SECONDS
     return [token for token in tokens if token.expires >= now], whole
 

@@ -1,1 +1,1 @@
-"""The log at work: its maintenance, what feeds its readers, and repeats compared with it."""
+"""The log at work: its maintenance, the feeds of its readers, and the comparison of repeats with it."""

@@ -36,7 +36,7 @@ class FeedConsumer(Protocol[C_contra]):
 
 
 class FeedBounds(LogBounds, Protocol):
-    """The bounds of the log, and of its own segments: what is older has to be fetched."""
+    """The bounds of the log, and of its own segments: older messages have to be fetched."""
 
     @property
     def first_here(self) -> int:
@@ -74,7 +74,7 @@ class LogFeed(Generic[C]):
         self._consumer = consumer
 
     def pump(self) -> None:
-        """Hand over what there is until the consumer is full, all is taken, or the log must be read."""
+        """Hand over messages until the consumer is full, none is left, or the log must be read."""
         consumer, cursor = self._consumer, self.cursor
         while consumer.ready:
             chunk, wanted = cursor.step(self._log.head)

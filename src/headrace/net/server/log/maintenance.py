@@ -53,10 +53,10 @@ _LOOK_SECONDS: Final = 30.0
 """Seconds between looks at the archive while nothing has to be removed from the log."""
 
 _LONGEST_REST: Final = 0.01
-"""Seconds of rest after one piece of a snapshot, at most."""
+"""Longest pause, in seconds, after one piece of a snapshot."""
 
 _TIDY_SECONDS: Final = 60.0
-"""Seconds between looks for consumers that nobody uses."""
+"""Seconds between searches for unused consumers."""
 
 TRUSTED_AFTER: Final = 600.0
 """Seconds after the start until messages are removed by their age: the machine's clock may not be set yet."""
@@ -129,7 +129,7 @@ class LogMaintenance:
         past_threads: Executor | None = None,
     ) -> None:
         self.problems: dict[str, str] = {}
-        """What fails now, and why, by the work that fails: ``sync``, ``seal``, ``trim``, ``snapshot``, ``room``."""
+        """Work that fails now (``sync``, ``seal``, ``trim``, ``snapshot``, ``room``), and why."""
         self._past = past
         """The archive, if the log has one."""
         self._past_threads = past_threads or disk
@@ -211,8 +211,8 @@ class LogMaintenance:
                 try:
                     await self._in_thread(self._log.sync)
                 except StorageError as error:
-                    # A log that has failed to sync once fails for good. What it took since the last sync may be lost;
-                    # to acknowledge more would be to promise what nobody can keep.
+                    # A log that has failed to sync once fails for good. Messages since the last sync may be lost;
+                    # acknowledging more would be a promise that nobody can keep.
                     self._hub.counters.add("sync_failures")
                     logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
                     self.problems["sync"] = str(error)
@@ -235,7 +235,7 @@ class LogMaintenance:
                         await self._in_thread(self._log.prove_next)
                 self._went_well("seal")
             except DamagedError as error:
-                # It raises once: the tail is passed over from now on, and sealing goes on with the next.
+                # It raises once: the tail is skipped from now on, and sealing continues with the next.
                 self._hub.counters.add("damaged_tails")
                 logger.error("set aside, since it cannot be sealed: %s", error)
                 self._went_well("seal")
@@ -256,7 +256,7 @@ class LogMaintenance:
             await self._try_snapshot()
 
     async def _keep_looking(self, past: ArchivedPast) -> None:
-        """Look what the archive has; more often while the log is larger than it should be."""
+        """Check what the archive has; more often while the log is larger than it should be."""
         while True:
             await self._look(past)
             urgent = self._oversized or past.problem is not None
@@ -280,7 +280,7 @@ class LogMaintenance:
                 "archive",
                 "the log is larger than log.retain_bytes",
                 StorageError(
-                    f"the archive {past.place} ends at message {past.last}: only what it has is removed"
+                    f"the archive {past.place} ends at message {past.last}: only archived messages are removed"
                 ),
             )
         else:
@@ -300,7 +300,7 @@ class LogMaintenance:
                 await self.tidy()
 
     async def tidy(self) -> None:
-        """Remove durable consumers that nobody uses; where another node numbers messages, tell it which are in use."""
+        """Remove unused durable consumers; if another node numbers messages, tell it which are in use."""
         if self._unused is None or self._unused_after is None:
             return
         before = self._clock.now() - int(self._unused_after * 1e6)
@@ -312,7 +312,7 @@ class LogMaintenance:
         for consumer in self._unused.look(asyncio.get_running_loop().time(), recent):
             self._hub.counters.add("consumers_expired")
             logger.warning(
-                "removing consumer %s: what waits for it is older than limits.consumer_seconds (%g)",
+                "removing consumer %s: messages that wait for it are older than limits.consumer_seconds (%g)",
                 consumer.name,
                 self._unused_after,
             )
@@ -331,7 +331,7 @@ class LogMaintenance:
             self._failed("snapshot", "the snapshot could not be written", error)
 
     def told(self) -> dict[str, str]:
-        """Return everything that is wrong now, by what it concerns."""
+        """Return every current problem, by what it concerns."""
         told = dict(self.problems)
         if self._past is not None and self._past.problem is not None:
             # At once: an archive that hangs takes minutes to fail.
@@ -405,8 +405,8 @@ class LogMaintenance:
         limited = retain.retain_bytes is not None or retain.retain_seconds is not None
         if not limited or len(self._log.segments) < 2:
             return
-        # A snapshot precedes any trimming, so that what is removed is never needed again. If there is no room for a
-        # new one, what the last one covers is still removed.
+        # A snapshot precedes any trimming, so that removed messages are never needed again. If there is no room for a
+        # new one, messages that the last one covers are still removed.
         if retain.retain_bytes is not None and self._log.size > retain.retain_bytes:
             await self._try_snapshot()
         holds = {**self._hub.state.holds, **self._holds()}

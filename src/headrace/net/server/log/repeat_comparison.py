@@ -11,7 +11,7 @@ from headrace.hub.publishing.same_rows import Difference, Elsewhere, WhenCompare
 
 
 def in_threads(readers: Executor) -> Elsewhere:
-    """Have comparisons done by the readers of the log."""
+    """Run comparisons in the threads that read the log."""
 
     def compare(work: Callable[[], Difference], done: WhenCompared) -> None:
         def ended(comparing: asyncio.Future[Difference]) -> None:
@@ -19,7 +19,7 @@ def in_threads(readers: Executor) -> Elsewhere:
                 return  # The hub is stopping.
             error = comparing.exception()
             if error is not None:
-                # Whoever waits is told, and the event loop reports it.
+                # The waiting caller gets the error, and the event loop reports it.
                 done(RefusedError("unknown", f"whether this is in the log could not be found out: {error}"))
                 raise error
             done(comparing.result())

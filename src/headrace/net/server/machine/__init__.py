@@ -1,1 +1,1 @@
-"""What a hub needs of its machine: room on the disk, memory, threads, and a clock that does not jump."""
+"""A hub's machine: room on the disk, memory, threads, and a clock that does not jump."""

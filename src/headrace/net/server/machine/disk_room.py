@@ -1,4 +1,4 @@
-"""Room on the disk: some is kept for the hub's own needs, and publishers are told before there is none.
+"""Room on the disk: some is kept for the hub's own needs, and publishers are refused before it runs out.
 
 A log that fills its disk can only be trimmed after a snapshot, and a snapshot needs room. So a file of zeros, the
 **reserve**, holds some: it is given up when a snapshot finds the disk full, and made again when there is room. While
@@ -31,9 +31,9 @@ class DiskRoom:
         self._hub = hub
         self._path: Path = hub.log.directory / NAME
         self.reserved = _USUAL if retain_bytes is None else min(max(retain_bytes // _SHARE, _LEAST), _MOST)
-        """Bytes of the reserve, and the least that must be free besides."""
+        """Bytes of the reserve, and the minimum that must be free besides."""
         self.free = self.size = 0
-        """Bytes of the disk that were free when it was last looked at, and all of its bytes."""
+        """Free bytes of the disk when last checked, and its size."""
 
     def look(self) -> None:
         """Refuse messages while there is too little room, and take them again when there is enough; for a thread."""
@@ -76,7 +76,7 @@ class DiskRoom:
 
     def _free(self) -> int:
         found = os.statvfs(self._path.parent)
-        # What only root may use is not counted.
+        # Space that only root may use does not count.
         self.free = found.f_bavail * found.f_frsize
         self.size = (found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize
         return self.free

@@ -3,8 +3,8 @@
 A hub that waits for its disk on the event loop sends no heartbeats and answers no health checks, so a disk that hangs
 would take the hub along without a word. Therefore syncing, cutting back, saving the state and noting the commit
 number are done by threads. An append only copies to the system's cache and is on the way of every message. The event
-loop hands it to the writer's thread and waits for it, but no longer than :data:`PATIENCE`; then the loop goes on, and
-whoever appends next waits. As long as the disk is slow, the loop does not wait at all.
+loop hands it to the writer's thread and waits for it, but no longer than :data:`PATIENCE`; then the loop continues, and
+the next append waits. As long as the disk is slow, the loop does not wait at all.
 
 A hub without others, or a frontend, has no heartbeats to send, and its latency is a third of a node's. It makes small
 appends on the event loop, if nothing else is under way that the system could let them wait for: no sync, no new tail,
@@ -50,15 +50,15 @@ WARY_SECONDS: Final = 1.0
 """Seconds that a disk counts as slow after the loop has waited in vain."""
 
 SMALL_BYTES: Final = 384 << 10
-"""An append of so many bytes or more is handed over, whatever else is under way. A turn of the backbone is smaller: to
-hand it over and wait takes a tenth of the turn."""
+"""An append of this many bytes or more is handed over, whatever else is under way. A turn of the backbone is smaller:
+handing it over and waiting takes a tenth of the turn."""
 
 MOST_PER_LOOK: Final = 0.5
 """Seconds of silence that one look counts at most; there are four in a second."""
 
 
 class LogDisk:
-    """What a hub has its disk do. ``writer`` does its work in order; ``threads`` do theirs side by side.
+    """The work of a hub's disk. ``writer`` does its work in order; ``threads`` do theirs side by side.
 
     With ``alone``, small appends are made on the event loop while nothing else is under way.
     """
@@ -71,7 +71,7 @@ class LogDisk:
         self.slow = False
         """Whether the event loop does not wait for appends."""
         self.silent = 0.0
-        """Seconds that the disk has kept something waiting, as of the last look."""
+        """Seconds that the disk has kept something waiting, when last checked."""
         self._wary_until = 0.0
         self._looked = 0.0
         self._waiting: dict[object, float] = {}
@@ -82,7 +82,7 @@ class LogDisk:
         self.pause: Callable[[], None] = lambda: None
         """Called when an append takes long: whatever comes after it has to wait."""
         self.resume: Callable[[Callable[[], None]], None] = lambda tell: tell()
-        """Called when that append has ended, with what tells how."""
+        """Called when that append has ended, with a function that tells the caller how it ended."""
 
     def keep_note(self) -> None:
         """Prepare to :meth:`note_committed`."""
@@ -90,7 +90,7 @@ class LogDisk:
             self._committed = watermark.Watermark(self._log.directory, watermark.COMMITTED)
         except OSError as error:
             why = os.strerror(error.errno or 0).lower()
-            logger.warning("%s: %s; it is not noted what is committed", self._log.directory, why)
+            logger.warning("%s: %s; the committed operation cannot be noted", self._log.directory, why)
 
     def look(self, now: float) -> None:
         """Find out how long the disk has kept something waiting; call it a few times a second."""
@@ -107,7 +107,7 @@ class LogDisk:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the disk, if it does not answer."""
+        """The problem with the disk, if it does not answer."""
         return None if self.silent < HUNG_SECONDS else f"the disk has not answered for {self.silent:.0f} s"
 
     def append(self, batches: Sequence[Batch], told: WhenWritten) -> bool:
@@ -119,7 +119,7 @@ class LogDisk:
             begun = monotonic()
             self._log.append(batches)
             if monotonic() - begun > PATIENCE:
-                # The system lets writers wait: not again on the event loop.
+                # The system makes writers wait: not on the event loop again.
                 self._be_wary()
             return True
         future = self._writer.submit(partial(self._log.append, batches))
@@ -133,7 +133,7 @@ class LogDisk:
         return False
 
     async def appended(self, batches: Sequence[Batch]) -> None:
-        """Append batches; if the disk takes long, the event loop goes on meanwhile. A failure raises."""
+        """Append batches; if the disk takes long, the event loop continues meanwhile. A failure raises."""
         over: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
 
         def told(error: HeadraceError | None) -> None:
@@ -158,7 +158,7 @@ class LogDisk:
             return
 
         def write() -> None:
-            # If it cannot be written it lags behind, as it may.
+            # If it cannot be written it lags, as it may.
             with contextlib.suppress(OSError):
                 note.write(uuid, op)
 

@@ -13,7 +13,7 @@ import platform
 from typing import Final
 
 KEPT_BYTES: Final = 256 << 20
-"""Bytes that may stay unused at the end of the heap: what staged rows may take."""
+"""Bytes that may stay unused at the end of the heap: as much as staged rows may take."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -31,7 +31,7 @@ def keep_memory() -> bool:
         return False
     libc = ctypes.CDLL(None)
     settings = {
-        # One heap for all threads: each would keep as much in one of its own.
+        # One heap for all threads: with one each, each would keep as much.
         _M_ARENA_MAX: 1,
         # Both: setting one alone leaves the other to glibc, which adapts it at the first large message.
         _M_TRIM_THRESHOLD: KEPT_BYTES,

@@ -1,4 +1,4 @@
-"""The threads that read the log, in shares: whoever reads much delays those who read much, and nobody else.
+"""The threads that read the log, in shares: a heavy reader delays other heavy readers, and nobody else.
 
 The shares have threads of their own, so that none can take another's:
 
@@ -25,7 +25,7 @@ PAST: Final = 2
 """Threads of each share."""
 
 PAST_THREADS: Final = "headrace-past"
-"""What the names of the past's threads begin with."""
+"""The prefix of the past's thread names."""
 
 _SWITCH_SECONDS: Final = 0.001
 
@@ -58,7 +58,7 @@ class ReaderThreads(Executor):
         return self._live.submit(function, *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; what waits in the other shares is dropped, since nobody is left to read it."""
+        """Take no more work; work that waits in the other shares is dropped, since nobody is left to read it."""
         for share in (self.filtered, self.bulk, self.past):
             share.shutdown(wait, cancel_futures=True)
         self._live.shutdown(wait, cancel_futures=cancel_futures)

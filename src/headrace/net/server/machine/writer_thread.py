@@ -38,7 +38,7 @@ class Writer(Protocol):
 
 
 class WriterThread:
-    """One thread, begun with its first work. One thread, the event loop's, submits and waits."""
+    """One thread, started with its first work. Only the event loop's thread submits and waits."""
 
     def __init__(self) -> None:
         self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -78,7 +78,7 @@ class WriterThread:
         return True
 
     def shutdown(self, wait: bool = True) -> None:
-        """Take no more work; what was submitted is still done."""
+        """Take no more work; submitted work is still done."""
         if self._closed:
             return
         self._closed = True

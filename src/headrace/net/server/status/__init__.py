@@ -1,1 +1,1 @@
-"""How a hub tells how it is: its facts, its alerts, the watched event loop, and what programs beside it report."""
+"""A hub's status: its facts, its alerts, the watched event loop, and reports of programs beside it."""

@@ -1,7 +1,7 @@
-"""What is wrong with a hub now, and what to do about it: one list for the dashboard, ``doctor`` and Prometheus.
+"""The current problems of a hub, and what to do about each: one list for the dashboard, ``doctor`` and Prometheus.
 
 An alert is about something that lasts, is seen from the hub's own facts, and goes away by itself once it is mended.
-What has happened once is a counter instead.
+Something that happened once is a counter instead.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from headrace.hub.counters import Counters
 from headrace.net.server.status.program_reports import ENDED
 
 FAR_BEHIND: Final = 1_000_000
-"""Messages behind from which a durable consumer is an alert."""
+"""A durable consumer this many messages behind is an alert."""
 
 SILENT_SECONDS: Final = 60.0
-"""A pipeline that has run and not said so for this long is an alert."""
+"""A pipeline that has run and not reported for this many seconds is an alert."""
 
 FULL: Final = 0.9
-"""The share of the disk from which it is filling; the hub itself refuses messages much later."""
+"""The share of the disk in use that is an alert; the hub itself refuses messages much later."""
 
 FILLING: Final = 0.8
 """The share of its bound from which a frontend's outbox is an alert."""
@@ -43,7 +43,7 @@ _REMEDIES: Final = {
     "cluster": "run headrace cluster status: a majority of the nodes must reach each other",
     "upstream": "check that the hub above runs and can be reached: messages are taken again by themselves",
 }
-"""What to do about a problem that the hub itself tells of."""
+"""The remedy for each problem that the hub itself reports."""
 
 _LOOK: Final = "look at the hub's log for the reason"
 
@@ -54,7 +54,7 @@ class Alert(NamedTuple):
     alert: str
     """Its kind, a name that stays."""
     about: str
-    """What it is about: a consumer's name, a job's, a door's; may be empty."""
+    """The subject: the name of a consumer, a job or a door; may be empty."""
     problem: str
     remedy: str
     grave: bool
@@ -62,7 +62,7 @@ class Alert(NamedTuple):
 
 
 class RefusalRate:
-    """How many refusals there were lately, by door and reason."""
+    """The number of recent refusals, by door and reason."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Counter[str]]] = deque()
@@ -87,7 +87,7 @@ class RefusalRate:
 
 
 def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Alert]:
-    """Yield what is wrong according to a hub's status and its latest refusals, the gravest first."""
+    """Yield the problems in a hub's status and its recent refusals, the gravest first."""
     for what, problem in facts["problems"].items():
         yield Alert(what, "", problem, _REMEDIES.get(what, _LOOK), grave=True)
     yield from _outbox((facts.get("upstream") or {}).get("outbox"))
@@ -106,7 +106,7 @@ def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Al
             "slow_turn",
             "",
             f"a turn of the event loop took {last['seconds'] * 1e3:.0f} ms in the last minute, in {last['cause']}",
-            "everybody waits meanwhile: see who asks for so much at once, or give the hub a core of its own",
+            "everybody waits meanwhile: see who requests that much at once, or give the hub a core of its own",
             grave=False,
         )
     yield from _jobs(facts.get("pipeline"))
@@ -117,7 +117,7 @@ def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Al
                 "consumer_behind",
                 name,
                 f"consumer {name} is {bound}{consumer['behind']:,} messages behind",
-                f"add members, or skip what waits: headrace consumers show {name}",
+                f"add members, or skip waiting messages: headrace consumers show {name}",
                 grave=False,
             )
         if consumer["lost"]:
@@ -148,7 +148,7 @@ def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Al
 
 
 def _outbox(outbox: Any) -> Iterator[Alert]:
-    """Yield what is wrong with what a frontend keeps for its upstream hub."""
+    """Yield problems of the messages that a frontend keeps for its upstream hub."""
     if not outbox:
         return
     share = outbox["bytes"] / outbox["most_bytes"]

@@ -49,7 +49,7 @@ class LoopWatch:
         self._beat_at = monotonic()
         self._computed = thread_time()
         self._cause = ""
-        """What the loop was doing when its sign was late."""
+        """The functions in which the loop was when its sign was late."""
         self._timer: asyncio.TimerHandle | None = None
         self._longest = 0.0
         self._last: dict[str, object] = {}
@@ -91,7 +91,7 @@ class LoopWatch:
         self._longest = max(self._longest, seconds)
         level = logging.INFO
         if computed > SLOW_SECONDS:
-            # A machine that is busy with something else is no fault of the hub.
+            # A machine that is busy with something else is not the hub's fault.
             level, self._last_at = logging.WARNING, monotonic()
         self._last = {
             "seconds": round(seconds, 3),

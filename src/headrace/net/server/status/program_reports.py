@@ -19,11 +19,11 @@ from headrace.wire.link.message import parse, serialize
 
 MAX_REPORTS: Final = 16
 MAX_BYTES: Final = 64 << 10
-"""Of all reports together: the status with them must fit the head of an answer."""
+"""Most bytes of all reports together: the status with them must fit the head of an answer."""
 STALE_SECONDS: Final = 60.0
-"""A report not renewed for so long gives way when there is no room for another."""
+"""Seconds after which a report that is not renewed gives way if there is no room for another."""
 BESIDE_SECONDS: Final = 10.0
-"""Of several processes under one name, one silent for so long is forgotten; they report each second."""
+"""Seconds after which a silent process is forgotten if others report under the same name; they report each second."""
 
 ENDED: Final = ("stopped", "failed")
 

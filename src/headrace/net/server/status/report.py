@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from headrace.net.server.process import Server
 
 CONSUMERS_SHOWN: Final = 64
-"""Durable consumers that are named, those furthest behind first."""
+"""Most durable consumers to name, those furthest behind first."""
 
 ACCOUNTS_SHOWN: Final = 16
-"""Clients that are named with what they have."""
+"""Most clients to name with what they use."""
 
 MEASURED: Final = ("second", "minute", "hour")
 """The ``measure/…`` services that are shown."""
@@ -93,7 +93,7 @@ def facts_of(server: Server) -> dict[str, object]:
 
 
 def accounts_shown(accounts: Accounts) -> dict[str, object]:
-    """Return the clients that have the most: those that were refused or made to wait first."""
+    """Return the clients that use the most, after those that were refused or made to wait."""
 
     def burden(account: Account) -> tuple[int, int, int]:
         return (

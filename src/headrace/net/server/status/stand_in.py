@@ -3,7 +3,7 @@
 A hub without others makes small appends on its event loop. If one of them is the first thing to hang on a disk that
 was prompt before, the loop waits with it, and nobody could ask the hub why. So, once the loop has been held for
 :data:`HELD_SECONDS` by an append, the thread that watches the loop accepts at the http door in its place: ``/healthz``
-says that the hub is alive, ``/readyz`` and everything else that the disk does not answer. When the loop goes on, it
+says that the hub is alive, ``/readyz`` and everything else that the disk does not answer. When the loop continues, it
 accepts again.
 """
 
@@ -30,7 +30,7 @@ MAX_CONNECTIONS: Final = 64
 
 _REQUEST_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 4096
-"""Of a request, whose first line is all that counts; a proxy's header may stand before it."""
+"""Most bytes read of a request: only its first line counts, and a proxy's header may stand before it."""
 _LOOK_SECONDS: Final = 0.05
 _FIRST_LINE: Final = re.compile(rb"(?:GET|HEAD) (/[^ ?]*)[^ ]* HTTP/1\.[01]\r$")
 
