@@ -276,7 +276,7 @@ class Access:
     deny: tuple[str, ...] = setting(
         list_of(access_rule((*ACTIONS, EVERY_ACTION), ("admin", EVERY_ACTION))),
         (),
-        "What it may not do, though `allow` says so.",
+        "What it may not do, even if `allow` says so.",
     )
     limits: tuple[tuple[str, int], ...] = setting(
         list_of(budget(BUDGETS)), (), "Its own limits, in place of those of all clients (`limits`)."

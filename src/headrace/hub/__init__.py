@@ -1,4 +1,4 @@
-"""What the hub decides: who gets which messages, when, and who is refused.
+"""The hub's decisions: who gets which messages, when, and who is refused.
 
 Nothing here has a socket, a clock or a thread. A method takes an event (a frame and its sender, messages committed,
 time passed) and returns the resulting work as small frozen values; a driver in ``headrace.net`` does the work and

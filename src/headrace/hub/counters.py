@@ -21,7 +21,7 @@ _SHOWN_SINGLY = 20
 """Events of one kind, or peers refused for one reason, that are all logged; then every thousandth."""
 
 _PEERS = 4096
-"""Peers and reasons that are remembered; the one that was remembered first is forgotten first."""
+"""Peers and reasons to remember; the oldest is forgotten first."""
 
 
 class Counter:
@@ -72,7 +72,7 @@ class Counters:
             if len(self._peers) >= _PEERS:
                 del self._peers[next(iter(self._peers))]
             self._peers[key] = 1
-            # Even first refusals are too many to tell of if everybody is refused.
+            # If everybody is refused, even first refusals are too many to log.
             return self._is_logged(f"peers refused: {door}, {reason}", at_will=True)
         self._peers[key] = count
         return count in (10, 100) or count % 1000 == 0

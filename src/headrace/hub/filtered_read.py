@@ -19,14 +19,14 @@ from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import SCHEMA, Batch, merge
 
 LEAST_COST: Final = 64 << 10
-"""What a call costs at least, in bytes read: looking into an index costs something too."""
+"""Minimum cost of a call, in bytes read: looking into an index costs something too."""
 
 _MANY_ROWS: Final = 1024
-"""Batches with so many rows are judged one by one; smaller ones are joined first."""
+"""Batches with this many rows are judged one by one; smaller ones are joined first."""
 
 
 class Searched(Protocol):
-    """What can be searched: a log, or one of its sealed segments."""
+    """Something that can be searched: a log, or one of its sealed segments."""
 
     def find(self, first: int, last: int, topics: TopicChoice | None, max_bytes: int) -> Found:
         """Read messages that may be of chosen topics."""

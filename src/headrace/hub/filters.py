@@ -63,7 +63,7 @@ class Filter:
 
     @property
     def cost(self) -> int:
-        """What it costs to apply, about: one, and one more for each wildcard, predicate and vertex of a polygon."""
+        """Approximate cost of applying it: one, and one more for each wildcard, predicate and vertex of a polygon."""
         return 1 + self.topics.wildcards + len(self._where) + weight(self._where)
 
     @property

@@ -53,7 +53,7 @@ class TokenBucket:
         return (datagrams, size) if datagrams > 0 and size > 0 else (0, 0)
 
     def spend(self, datagrams: int, size: int) -> None:
-        """Deduct what was sent."""
+        """Deduct datagrams and bytes that were sent."""
         self._datagrams -= datagrams
         self._size -= size
 

@@ -25,7 +25,7 @@ from headrace.log.snapshots.snapshot import FrozenState, Snapshot
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading a payload raises: for bytes that are no text, and for values within values beyond all measure, too."""
+"""Exceptions of reading a payload, including those for bytes that are not text and for values nested too deeply."""
 
 
 class StatePart(Protocol):

@@ -2,7 +2,7 @@
 
 A clock that is set wrong for a moment, by hand or by a broken time server, must not stamp messages with a time that
 everything after them has to wait for, nor make old messages look old enough to be removed. So a step is ignored until
-it has lasted :data:`PATIENCE` seconds; meanwhile time goes on as the machine's uptime does. Small differences are
+it has lasted :data:`PATIENCE` seconds; meanwhile time follows the machine's uptime. Small differences are
 followed at once: that is how a clock is kept right.
 """
 
@@ -36,7 +36,7 @@ class SteadyClock:
         if abs(offset - self._offset) <= STEP:
             self._offset, self._stepped_at = offset, None
         elif self._stepped_at is None or abs(offset - self._stepped_to) > STEP:
-            # Another step, though nobody may have looked between the two: it has to last by itself.
+            # Another step, even if nobody looked between the two: it has to last by itself.
             self._stepped_at, self._stepped_to = uptime, offset
         elif uptime - self._stepped_at >= PATIENCE:
             self._offset, self._stepped_at = offset, None

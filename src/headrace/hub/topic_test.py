@@ -5,8 +5,8 @@ pattern is compiled to an automaton that reads each topic once, and what it may 
 has more wildcards than anybody needs is refused (:func:`check_topic_pattern`).
 
 A :class:`TopicTest` is the one place where a reader's topics are judged: messages of the log, live commits, searches
-and the log's index of topics all ask it. A reader gets what it asks for, of what it may read. So a right to read is one
-more condition here, and holds wherever a reader's filter does.
+and the log's index of topics all ask it. A reader gets the messages it asks for, among those it may read. So a right to
+read is one more condition here, and holds wherever a reader's filter does.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TopicTest:
             None if readable is None else tuple(sorted(set(readable))),
             tuple(sorted(set(denied))),
         )
-        """What it was made of: tests with equal keys are equal."""
+        """The arguments it was made of: tests with equal keys are equal."""
         conditions = [
             _Condition(patterns)
             for patterns in (None if asked is None else [asked], readable)
@@ -93,7 +93,7 @@ class TopicTest:
 
     @property
     def wildcards(self) -> int:
-        """How many wildcards the pattern that is asked for has."""
+        """The number of wildcards in the pattern asked for."""
         asked = self.key[0] or ""
         return asked.count("*") - asked.count("**")
 
@@ -115,7 +115,7 @@ class TopicTest:
         return self.names is not None or self.everything or topic in self._seen
 
     def mask(self, topics: pa.Array) -> Mask:
-        """Which of many topics are allowed."""
+        """Return for each topic whether it is allowed."""
         passing = self._conditions[0].mask(topics) if self._conditions else np.ones(len(topics), np.bool_)
         for condition in self._conditions[1:]:
             if not passing.any():
@@ -136,7 +136,7 @@ class TopicTest:
 
 
 class _Condition:
-    """Patterns of which a topic must match one."""
+    """Patterns, one of which a topic must match."""
 
     __slots__ = ("expression", "names")
 

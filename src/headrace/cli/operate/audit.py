@@ -34,7 +34,9 @@ EventOption = Annotated[Event | None, typer.Option("--event", help="Only records
 Who = Annotated[
     str | None, typer.Option("--principal", metavar="NAME", help="Only records of this principal.")
 ]
-Count = Annotated[int, typer.Option("--count", "-n", min=0, help="At most so many, the newest; 0 for all.")]
+Count = Annotated[
+    int, typer.Option("--count", "-n", min=0, help="Show at most this many, the newest; 0 for all.")
+]
 
 
 def audit(

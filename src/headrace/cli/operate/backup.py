@@ -48,7 +48,7 @@ def backup(
     config: Config = None,
     data: Data = None,
     form: Annotated[
-        TableFormat, typer.Option("--format", help="The format of an archive that is begun.")
+        TableFormat, typer.Option("--format", help="The format of a new archive.")
     ] = TableFormat.DELTA,
     client_id: ClientId = None,
     as_json: Json = False,

@@ -65,7 +65,7 @@ def conform(
     door: Annotated[
         AttributeDoor | None,
         typer.Option(
-            "--door", help="attribute: which door this is; by default the one that has the port by default."
+            "--door", help="attribute: which door this is; by default the one whose default port it is."
         ),
     ] = None,
     sdk: Annotated[

@@ -47,7 +47,7 @@ class ResultFormat(StrEnum):
 
 
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL, as DuckDB has it.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A query in DuckDB's SQL.")],
     url: LinkUrl = None,
     data: Annotated[
         Path | None,

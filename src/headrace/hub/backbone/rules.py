@@ -61,9 +61,9 @@ class Reason(StrEnum):
     BACKWARDS = "backwards"
     """FROM is past TO."""
     TOO_MANY_RANGES = "too-many-ranges"
-    """More separate ranges asked for than are queued for one destination."""
+    """More separate ranges requested than are queued for one destination."""
     TOO_MANY_FORWARDS = "too-many-forwards"
-    """More FORWARDs asked for than other subscribers are burdened with."""
+    """More FORWARDs requested than other subscribers are burdened with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class OwnDoor:
 
 @dataclass(frozen=True, slots=True)
 class BackboneAccess:
-    """Whom the backbone serves.
+    """The addresses that the backbone serves.
 
     ``allow`` is ``fyrehose.allow``, ``required`` is ``auth.required``, ``known`` has the addresses of principals,
     ``coalesce`` lists the addresses whose subscribers take several DELIVERs in a datagram without having shown it,
@@ -201,7 +201,7 @@ class Backbone:
         """Where each cookie was sent; as many as there are subscribers."""
 
     def __len__(self) -> int:
-        """Return how many subscribers there are."""
+        """Return the number of subscribers."""
         return len(self._subscribers)
 
     def admits(self, address: str) -> bool:
@@ -286,7 +286,7 @@ class Backbone:
     def stream_request(self, frame: Request, source: Endpoint) -> list[BackboneEffect]:
         """Answer a REQUEST that came over TCP: the whole range goes back over the connection.
 
-        What is below the log is only counted: FORWARD would be answered by UDP.
+        Messages older than the log are only counted: FORWARD would be answered by UDP.
         """
         if frame.first > frame.last:
             return [Refused(Reason.BACKWARDS, source)]
@@ -327,7 +327,7 @@ class Backbone:
     def _forward(
         self, requester: UdpSubscriber, first: int, last: int, source: Endpoint, now: float
     ) -> BackboneEffect:
-        """Pass a REQUEST for what the log no longer holds to another live subscriber."""
+        """Pass a REQUEST for messages that the log no longer holds to another live subscriber."""
         if requester.forwards.allowance(now) == (0, 0):
             return Refused(Reason.TOO_MANY_FORWARDS, source)
         forwarder = self._subscribers.take_turn(requester.endpoint)

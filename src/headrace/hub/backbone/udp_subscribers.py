@@ -89,7 +89,7 @@ class Lease:
         self.expires = float("-inf")
 
     def renew(self, now: float) -> bool:
-        """Take a KEEPALIVE; return ``True`` if it subscribes anew rather than renews."""
+        """Take a KEEPALIVE; return ``True`` if it subscribes again rather than renews."""
         anew = not self.holds(now)
         self.expires = now + self._seconds
         return anew
@@ -122,9 +122,9 @@ class UdpSubscriber:
         self.cursor: Cursor[EncodedChunk] = Cursor(cursor)
         self.coalesce = False
         self.proven = False
-        """Whether it is known that this destination receives what is sent there; until then it gets no message."""
+        """Whether this destination has proven that it receives what is sent there; until then it gets no message."""
         self.cookie = b""
-        """What a CHALLENGE asks it to send back."""
+        """The bytes that a CHALLENGE asks it to send back."""
         self.lease = Lease(bounds.lease)
         self.forwards = TokenBucket(bounds.forwards, now)
         self._bounds = bounds
@@ -134,7 +134,7 @@ class UdpSubscriber:
         self._live_next = True
 
     def ask(self, first: int, last: int) -> bool:
-        """Queue a range to be sent again, without what is still to come; return ``False`` if too many are queued."""
+        """Queue the part of a range that was sent before; return ``False`` if too many ranges are queued."""
         last = min(last, self.cursor.next - 1)
         return first > last or self._repairs.add(first, last)
 

@@ -21,7 +21,7 @@ A **dead letter** is a copy of a message under the consumer's dead-letter topic,
 Dead letters and, right after them, the entry that marks their originals as done are appended together, so neither is in
 the log without the other. The entry marks the letters as done, too: they are not the consumer's own messages. A dead
 letter that fails at another consumer is not copied again: two consumers of everything would send each other's failures
-back and forth for ever.
+back and forth forever.
 
 Others may publish under that topic as well, and nothing of that is the consumer's. So the state follows messages, too:
 it keeps the newest of them that is not marked as done (:attr:`Consumer.passed_over`), up to which a count of what is
@@ -91,11 +91,11 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Lag(NamedTuple):
-    """How many of a consumer's messages are not acknowledged."""
+    """The number of a consumer's messages that are not acknowledged."""
 
     behind: int
     exact: bool = True
-    """Whether it is that number; otherwise at most so many, since not all of them have been looked at."""
+    """Whether the number is exact; otherwise it is an upper bound, since not all messages have been looked at."""
 
 
 def lag_facts(lag: Lag) -> dict[str, int | bool]:
@@ -124,7 +124,7 @@ class Consumer:
         self.passed_over = 0
         """Up to here there may be messages under its dead-letter topic, which are not its own and not done either."""
         self.uses = 0
-        """How often some node of a cluster has said that it is in use, since this one started."""
+        """How often any node of a cluster has reported it in use since this one started."""
         self._done = Ranges(MAX_RANGES)
 
     @property
@@ -149,7 +149,7 @@ class Consumer:
         return sum(count([each]) - count(clip(done, *each)) for each in ranges if each[0] <= each[1])
 
     def lag(self, head: int) -> Lag:
-        """Count what is not done, as far as the state tells."""
+        """Count the messages that are not done, as far as the state tells."""
         behind = max(0, head - self.floor) - count(clip(self.done, 1, head))
         return Lag(behind, exact=behind == 0 or not self.selects)
 
@@ -214,7 +214,7 @@ class Consumers:
         """Counts the members that a consumer has here."""
         self._consumers: dict[str, Consumer] = {}
         self._created = 0
-        """How many were ever created."""
+        """Number of consumers ever created."""
         self._since: dict[int, Consumer] = {}
         """The consumers by the entry that created or last reset them."""
         self._dead_letters: dict[str, dict[str, Consumer]] = {}
@@ -231,7 +231,7 @@ class Consumers:
         return self._consumers.get(name)
 
     def holds(self) -> dict[str, int]:
-        """Return what retention must keep: for each consumer, a hold at the first number that is not done."""
+        """Return the holds that retention must respect: one per consumer, at the first number that is not done."""
         return {f"{PART}/{consumer.name}": consumer.floor + 1 for consumer in self}
 
     def lag(self, consumer: Consumer, head: int) -> Lag:
@@ -279,7 +279,7 @@ class Consumers:
                     raise msgspec.ValidationError(str(error)) from None
                 self._created += 1
                 created = Consumer(name, order.create, order.start - 1, self._created, op)
-                # Nobody looked at the topics of what is there already.
+                # The topics of messages already there have not been looked at.
                 created.passed_over = seq
                 self._add(created)
         elif order.reset is not None:
@@ -294,7 +294,7 @@ class Consumers:
             consumer.uses += 1
 
     def follow(self, batch: Batch) -> None:
-        """Note messages under dead-letter topics that are nobody's own dead letters."""
+        """Note messages under dead-letter topics that are not the consumer's own dead letters."""
         if not self._dead_letters or batch.is_entries:
             return
         columns = batch.columns
@@ -402,7 +402,7 @@ def remove(name: str) -> Batch:
 
 
 def use(name: str) -> Batch:
-    """Make the entry that says that a consumer is in use, at a node of a cluster."""
+    """Make the entry that reports a consumer in use at a node of a cluster."""
     return _entry(name, _Order(use=True))
 
 

@@ -51,15 +51,15 @@ TICKS: Final = 64
 """Deadlines are rounded up to a 64th of ``ack_seconds``, so that ranges sent within that time form one piece."""
 
 _SPARSE: Final = 64
-"""Where fewer than one message in so many is the consumer's, more numbers are read at a time."""
+"""If fewer than one message in this many is the consumer's, more numbers are read at a time."""
 
 _FURTHER: Final = 256
-"""How many times more, at most."""
+"""The most that this multiplies the numbers read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLimits:
-    """Bounds on what one consumer may cost."""
+    """Limits of what one consumer may cost."""
 
     span: int = 4096
     """Numbers read for a member at a time; more where few of them are the consumer's."""
@@ -100,7 +100,7 @@ DeliveryWork: TypeAlias = Expired | DeadLetter
 
 
 class Delivery:
-    """One consumer's members and what they have. A member's id is never reused."""
+    """One consumer's members and the messages in their hands. A member's id is never reused."""
 
     def __init__(self, consumer: Consumer, limits: DeliveryLimits | None = None) -> None:
         self.consumer = consumer
@@ -140,7 +140,7 @@ class Delivery:
         return not (self._load or self.pieces or self._worthwhile)
 
     def lag(self, head: int) -> Lag:
-        """Count what is not done: what was handed out, as it is known to match, and all that is still to be read."""
+        """Count messages that are not done: those handed out, which are known to match, and all still to be read."""
         pieces = [*self._waiting, *self._taken]
         unread = [(piece.first, piece.last) for piece in pieces if not piece.counted]
         if self.frontier <= head:
@@ -229,7 +229,7 @@ class Delivery:
         return count
 
     def nack(self, member: int, first: int, last: int) -> list[DeadLetter]:
-        """Return what a member failed with to the others. Refused if there are too many gaps."""
+        """Return messages that a member failed with to the others. Refused if there are too many gaps."""
         if self.pieces >= self._limits.pieces:
             raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
         return self._give_back(
@@ -237,7 +237,7 @@ class Delivery:
         )
 
     def expire(self, now: float) -> list[DeliveryWork]:
-        """Take back what was not acknowledged in time."""
+        """Take back messages that were not acknowledged in time."""
         if now < self.deadline:
             return []
         work: list[DeliveryWork] = []
@@ -249,7 +249,7 @@ class Delivery:
         return work
 
     def bury(self, first: int, last: int) -> Settled:
-        """Remove what is left of a dead letter's range and return it: some may be acknowledged by now."""
+        """Remove the rest of a dead letter's range and return it: some may be acknowledged by now."""
         doomed = self._taken.carve(first, last, _is_doomed)
         return Settled(tuple((piece.first, piece.last) for piece in doomed), self._since)
 

@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 WhenRead: TypeAlias = Callable[[Found | BaseException, float], None]
-"""Called with what was found, or the error, and the time."""
+"""Called with the messages found, or the error, and the time."""
 
 Read: TypeAlias = Callable[[int, int, int, WhenRead], None]
 """Reads numbers from a first to a last, within a number of bytes, in the background, and calls back."""
@@ -66,7 +66,7 @@ Read: TypeAlias = Callable[[int, int, int, WhenRead], None]
 class ConsumerFilter:
     """Selects a consumer's messages: those that its terms choose, except its own dead letters.
 
-    What its members may not read is passed over as well.
+    Messages that its members may not read are passed over as well.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -158,7 +158,7 @@ class ConsumerGroup:
 
     @property
     def members(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self._members)
 
     # Members
@@ -215,7 +215,7 @@ class ConsumerGroup:
     # Events
 
     def tick(self, now: float) -> None:
-        """Take back what was not acknowledged in time."""
+        """Take back messages that were not acknowledged in time."""
         if now >= self.delivery.deadline:
             work = self.delivery.expire(now)
             expired = count((each.first, each.last) for each in work if isinstance(each, Expired))
@@ -299,7 +299,7 @@ class ConsumerGroup:
             self.soon(self._turn)
 
     def _turn(self) -> None:
-        """Append an entry for what is done, answer acknowledgements once it is committed, and continue."""
+        """Append an entry for settled messages, answer acknowledgements once it is committed, and continue."""
         self._turn_due = False
         settled = self.delivery.collect()
         if settled is not None:
@@ -313,7 +313,7 @@ class ConsumerGroup:
         self._resume()
 
     def _when_stored(self, settled: Settled) -> WhenStored:
-        """Make what is called when the newest entry is committed, or cannot be."""
+        """Make the callback for when the newest entry is committed, or cannot be."""
         waiting: list[WhenStored] = []
         self._newest = waiting
 

@@ -1,4 +1,4 @@
-"""What is done, as log entries: one for each consumer that has something newly done at the end of a turn.
+"""Settled messages as log entries: one entry for each consumer with newly settled messages at the end of a turn.
 
 Acknowledgements are the most frequent entries by far, so they are short. Their topic is ``consumer/``, without a name,
 and the payload is msgpack: ``[since, numbers, lost, dead, letters]``, without the zeros at its end.
@@ -43,7 +43,7 @@ class Settled(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What such an entry says."""
+    """The content of such an entry."""
 
     settled: Settled
     dead: int
@@ -94,7 +94,7 @@ def entries(*payloads: bytes) -> Batch:
 
 
 class TurnEntries:
-    """Gathers what the consumers of a hub have newly done, and writes it at the end of the turn as one batch."""
+    """Gathers newly settled messages of a hub's consumers, and writes them at the end of the turn as one batch."""
 
     def __init__(
         self, submit: Callable[[Batch, Done], None], soon: Callable[[Callable[[], None]], object]
@@ -106,7 +106,7 @@ class TurnEntries:
         self._waiting: list[Callable[[StorageError | None], None]] = []
 
     def add(self, settled: Settled, reply: Callable[[StorageError | None], None]) -> None:
-        """Write what a consumer has done; ``reply`` is called once it is committed, or with why it cannot be."""
+        """Write what a consumer has settled; ``reply`` is called once it is committed, or with the error."""
         if not self._payloads:
             self._soon(self.write)
         payload = encode(settled)
@@ -117,7 +117,7 @@ class TurnEntries:
             self.write()
 
     def write(self) -> None:
-        """Write now what has been gathered, before something that is to come after it."""
+        """Write what has been gathered now, so that it precedes what comes next."""
         if not self._payloads:
             return
         payloads, self._payloads, self._size = self._payloads, [], 0

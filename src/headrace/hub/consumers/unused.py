@@ -1,11 +1,11 @@
-"""Durable consumers that nobody uses any more: found by the age of what waits for them.
+"""Durable consumers that nobody uses any more, found by the age of the messages that wait for them.
 
-A consumer without members keeps messages from being trimmed, and takes a place among those there may be. It counts as
+A consumer without members keeps messages from being trimmed, and counts towards the maximum number of consumers. It is
 unused when the oldest message that it has not acknowledged is older than a bound, and it has had no member for as
-long, or for :data:`GRACE_SECONDS` if that is less. One that has everything waits for nothing, and costs nothing.
+long, or for :data:`GRACE_SECONDS` if that is less. A consumer that has acknowledged everything costs nothing.
 
-The hub that numbers messages removes them. Other nodes of its cluster, and its frontends, tell it which they have
-members of, by entries of the log: only of those that it could take for unused.
+The hub that numbers messages removes them. Other nodes of its cluster, and its frontends, tell it by log entries which
+consumers have members there, but only those that it could take for unused.
 """
 
 from __future__ import annotations

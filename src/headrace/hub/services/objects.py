@@ -13,11 +13,11 @@ Messages whose topic is a service's id change it, whatever door they came by. Lo
   whenever the log is read again, under whatever settings. So a hub whose settings differ writes its policy into the
   log, and the state obeys the log alone.
 
-The bytes of the services are those of their ids and of their objects' text, counted exactly. What one client may have
-of them is no matter of the log: :mod:`~headrace.hub.services.publish` decides it by each service's owner.
+The bytes of the services are those of their ids and of their objects' text, counted exactly. How many one client may
+have does not depend on the log: :mod:`~headrace.hub.services.publish` decides it by each service's owner.
 
 Removing a service only stops new subscriptions. Its id stays known as removed: no message creates it again, only an
-entry does. Its object leaves the state, but messages go on changing it for as long as a subscriber holds it. The newest
+entry does. Its object leaves the state, but messages still change it for as long as a subscriber holds it. The newest
 :data:`MAX_REMOVED` removed ids are remembered. The SPP door learns of events by :attr:`Services.observer`.
 """
 
@@ -111,7 +111,7 @@ class Service:
         self.weight = 2 if kind is ServiceKind.JSON else 0
         """Bytes of the object's text."""
         self.owner: StateOwner | None = None
-        """The client whose budget its bytes are charged to; nobody's after a restart."""
+        """The client whose budget its bytes are charged to; none after a restart."""
         self._room = MAX_PACKET - _STRINGS - len(service_id.encode())
         self._snapshot: bytes | None = None
 
@@ -207,13 +207,13 @@ class Services:
         self.observer: Callable[[ServiceEvent], None] | None = None
         """Called with each event, right after the state has followed it."""
         self.total_bytes = 0
-        """Of all that are offered."""
+        """Bytes of all services that are offered."""
         self._services: dict[str, Service] = {}
         self._order: list[Service] = []
         self._removed: dict[str, ServiceKind] = {}
         self._held: WeakValueDictionary[str, Service] = WeakValueDictionary()
         self._created = 0
-        """How many were ever created."""
+        """Number of services ever created."""
 
     def __len__(self) -> int:
         return len(self._services)
@@ -342,7 +342,7 @@ class Services:
         except WireError as error:
             self._tell(ChangeRefused(topic, seq, error.reason, error))
             return
-        # The object of a removed service is no part of the state.
+        # The object of a removed service is not part of the state.
         growth = size - service.weight if service.id in self._services else 0
         if growth > 0 and self.total_bytes + growth > self.policy.most_bytes:
             self._tell(ChangeRefused(topic, seq, "state_bytes", self.too_large()))

@@ -5,7 +5,7 @@ the first value is a JSON object, ``last`` otherwise. The entry that creates it 
 message that needs it. This is decided by the services that are committed and those whose creation is under way. If
 another creation of the same id comes earlier in the log, that one holds, and the state judges the message.
 
-A client may have so many bytes in services and no more, as its :class:`ClientBudget` says: those of the services that
+A client's :class:`ClientBudget` bounds its bytes in services: those of the services that
 it was the last to publish to, and what is still on its way into the log. The bytes of all services are bounded by the
 policy, which the state judges by; a change that would be refused there for certain is rejected before it is logged.
 
@@ -53,14 +53,14 @@ class RejectedChange(NamedTuple):
 
 
 class ClientBudget(StateOwner, Protocol):
-    """What a client may have in the state."""
+    """The share of the state that a client may have."""
 
     state_pending: int
     """Bytes of changes that are on their way into the log."""
 
     @property
     def most_state_bytes(self) -> int:
-        """The most bytes; the setting is ``limits.state_bytes_per_client``."""
+        """Maximum bytes; the setting is ``limits.state_bytes_per_client``."""
 
 
 class ServiceUse(NamedTuple):
@@ -69,7 +69,7 @@ class ServiceUse(NamedTuple):
     kind: ServiceKind
     odd: bytes | None
     refused: LimitError | None = None
-    """Why the first cannot create the service, if so."""
+    """The reason why the first cannot create the service, if any."""
 
 
 def uses(rows: Iterable[pa.RecordBatch]) -> dict[str, ServiceUse]:
@@ -196,7 +196,7 @@ class ServicePublishing:
         if self._services.total_bytes + growth > self._services.policy.most_bytes and (
             service is None or service.kind is ServiceKind.LAST
         ):
-            # Of a JSON object the state knows how much it grows: less than the change's text, as a rule.
+            # For a JSON object the state knows how much it grows: usually less than the change's text.
             raise _TooLargeError(self._services.too_large())
         if client is not None:
             # An object that it takes over counts as a whole.

@@ -121,7 +121,7 @@ class ServiceSession:
         self.paused = True
 
     def resume(self) -> None:
-        """Go on sending: the client has room again."""
+        """Continue to send: the client has room again."""
         self.paused = False
         self.pay()
 
@@ -306,7 +306,7 @@ class ServiceSubscribers:
         return offers
 
     def _some_offers(self, after: int, sees: SeenServices) -> Offers | None:
-        """Return the offers of those of the next services that a session is shown; there may be none."""
+        """Return offers of the next services, of which a session may see only some; there may be none."""
         services = self.services.after(after, SLICE)
         if not services:
             return None

@@ -76,7 +76,7 @@ _STEPS_PER_TURN: Final = 256
 another; one read may bring 64 datagrams."""
 
 _CACHE_BYTES: Final = 8 << 20
-"""How much of the newest sequence is kept encoded, for subscribers that pacing holds back a little."""
+"""Bytes of the newest messages kept encoded, for subscribers that pacing holds back a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class FyrehoseUdp:
         self._closed = False
 
     def __len__(self) -> int:
-        """Return how many subscribers there are."""
+        """Return the number of subscribers."""
         return len(self._backbone)
 
     def deliver(self, batches: Sequence[Batch]) -> None:
@@ -179,7 +179,7 @@ class FyrehoseUdp:
         self._reschedule()
 
     def _received(self, datagrams: list[bytes], source: Endpoint) -> int:
-        """Do what datagrams ask for; return the number of steps."""
+        """Act on datagrams; return the number of steps."""
         peer = f"{source[0]}:{source[1]}"
         principal = self._principal_of(source[0])
         if not principal.known:
@@ -219,12 +219,12 @@ class FyrehoseUdp:
         return len(arrivals)
 
     def _principal_of(self, address: str) -> Principal:
-        """Return who has an address: a principal, or one of ``fyrehose.allow``."""
+        """Identify the peer at an address: a principal, or one of ``fyrehose.allow``."""
         principal = self._access.principals.of_peer(address)
         return LISTED if not principal.known and self._backbone.admits(address) else principal
 
     def _may(self, principal: Principal, arrival: object, peer: str) -> bool:
-        """Whether a peer may do what its datagrams ask for; UDP has no answer for one that may not."""
+        """Whether a peer may do what its datagrams ask for; UDP has no answer for a refusal."""
         match arrival:
             case PushDatagrams():
                 return self._access.may(principal, Action.PUBLISH, "fyrehose", "", peer)

@@ -1,6 +1,6 @@
 """The ``spp`` door: services over TCP.
 
-A connection decodes what comes, hands subscriptions to its :mod:`session <headrace.hub.services.subscribers>` and
+A connection decodes packets, hands subscriptions to its :mod:`session <headrace.hub.services.subscribers>` and
 changes to :mod:`headrace.hub.services.publish`, and writes what the session gives it. The changes of one read become
 one batch.
 
@@ -49,7 +49,7 @@ _LONGEST_KEEPIDLE: Final = 32_767
 
 
 class SppDoor(TcpDoor["SppConnection"]):
-    """The door: what its connections share."""
+    """The door: the common part of its connections."""
 
     has_login = True
 
@@ -65,11 +65,11 @@ class SppDoor(TcpDoor["SppConnection"]):
         return SppConnection(self)
 
     def deliver(self, _batches: Sequence[Batch]) -> None:
-        """Send what newly committed batches did to services; the state has applied them already."""
+        """Send the changes of services by newly committed batches; the state has applied them already."""
         self.audience.deliver()
 
     def facts(self) -> dict[str, int]:
-        """Return how many subscriptions there are."""
+        """Return the number of subscriptions."""
         return {"spp": sum(len(session.subscriptions) for session in self.audience.sessions)}
 
 
@@ -85,7 +85,7 @@ class SppConnection(DoorConnection[SppDoor]):
         self._session: ServiceSession | None = None
         self._authenticated = False
         self._challenge: str | None = None
-        """What the peer has been given to sign."""
+        """The challenge that the peer was given to sign."""
         self._changes: list[ServiceChange] = []
         self._charged = 0
         """Subscriptions that are charged to the peer's account."""
@@ -101,7 +101,7 @@ class SppConnection(DoorConnection[SppDoor]):
             self._begin()
 
     def take(self, frame: ClientFrame | Ignored) -> None:
-        """Do what the peer asks, and gather its changes."""
+        """Act on the peer's packets, and gather its changes."""
         session = self._session
         match frame:
             case Ignored():
@@ -123,7 +123,7 @@ class SppConnection(DoorConnection[SppDoor]):
             case Subscribe(service) if not (self.principal.may_do_everything or self._may_see(service)):
                 pass
             case Subscribe(service) if self.door.hub.head_doubt() is not None:
-                # Its object might be older than what the peer has seen: it is sent when the hub knows.
+                # The object might be older than what the peer has seen: it is sent when the hub is sure.
                 self._postponed[service] = None
             case Subscribe(service):
                 if not (session.subscribe(service) or self._subscribe_later(service)):
@@ -167,17 +167,17 @@ class SppConnection(DoorConnection[SppDoor]):
             self._session.pause()
 
     def resume_writing(self) -> None:
-        """Go on sending."""
+        """Continue to send."""
         if self._session is not None:
             self._session.resume()
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send packets, also what a peer is owed while its connection is closing."""
+        """Send packets, including those that a peer is owed while its connection is closing."""
         self._sent += len(data)
         self._transport.write(data)
 
     def later(self) -> None:
-        """Go on sending after others have had their turn."""
+        """Continue to send after others have had their turn."""
         if not self._paying:
             self._paying = True
             self.loop.call_soon(self._pay)
@@ -263,7 +263,7 @@ class SppConnection(DoorConnection[SppDoor]):
             # One answer per connection: a peer that sends many AUTHs and reads nothing must not fill memory.
             self.counters.add("ignored", door="spp")
             return
-        # What came before is published first, under the name that the peer had then.
+        # Earlier changes are published first, under the name that the peer had then.
         self.done_taking()
         if not self.admitted:
             return
@@ -291,7 +291,7 @@ class SppConnection(DoorConnection[SppDoor]):
                 if self._session is not None and not (
                     self.principal.may_do_everything and principal.may_do_everything
                 ):
-                    # What it was offered as nobody is not what it is offered now.
+                    # What it was offered while anonymous differs from what it is offered now.
                     self._session.close()
                     self._charge_subscriptions()
                     self._session = None

@@ -35,10 +35,10 @@ Allow = Annotated[
 ]
 Deny = Annotated[
     list[str] | None,
-    typer.Option("--deny", metavar="ACTION PATTERN", help="What it may not do, though --allow says so."),
+    typer.Option("--deny", metavar="ACTION PATTERN", help="What it may not do, even if --allow says so."),
 ]
 Append = Annotated[
-    bool, typer.Option("--append", help="Add the lines to the file of --config, in place of printing them.")
+    bool, typer.Option("--append", help="Add the lines to the file of --config instead of printing them.")
 ]
 
 
