@@ -77,7 +77,7 @@ def backup(
 def restore(place: Place, config: Config = None, data: Data = None, as_json: Json = False) -> None:
     """Restore a log from a backup into an empty data directory.
 
-    The hub goes on with the same log, numbers and state, and serves what came before from the archive: start it with
+    The hub continues the same log, numbers and state, and serves older messages from the archive: start it with
     log.archive=PLACE. The original must not run any more. Its frontends and cluster begin with empty directories.
     """
     from headrace.archive.backups import restore as restore_log
@@ -86,6 +86,6 @@ def restore(place: Place, config: Config = None, data: Data = None, as_json: Jso
     made = restore_log(place, directory)
     print_result(
         made._asdict(),
-        f"log {made.log} goes on after message {made.head} in {directory}: start its hub with log.archive={place}",
+        f"log {made.log} continues after message {made.head} in {directory}: start its hub with log.archive={place}",
         as_json=as_json,
     )

@@ -37,7 +37,7 @@ _REMEDY: Final = "add --yes to do it"
 cluster = make_group(
     "Show a cluster, replace a node, or let one continue with the messages it has left.",
     ("Who is primary, and who is behind?", "headrace cluster status"),
-    ("Let a node take the cluster's log anew:", "headrace cluster replace --data /var/lib/headrace"),
+    ("Let a node copy the cluster's log again:", "headrace cluster replace --data /var/lib/headrace"),
 )
 
 

@@ -36,7 +36,7 @@ def reload(
     """Make a hub reload its settings: principals, their keys and rights, and the keys of auth.clients.
 
     A connection whose right is gone is closed; all others go on. Settings that need a restart are named. With --data or
-    --config the hub of that data directory is sent SIGHUP, and tells in its log what came of it; otherwise the hub is
+    --config the hub of that data directory is sent SIGHUP, and its log shows the result; otherwise the hub is
     asked over the link, which needs the right admin.
     """
     if url is None and (data is not None or config is not None):
@@ -47,7 +47,7 @@ def reload(
         if hub is None or hub.pid is None:
             raise UsageError(f"no hub runs on {directory}")
         os.kill(hub.pid, signal.SIGHUP)
-        print_result({"signalled": hub.pid}, f"{hub} was told; its log says what came of it", as_json=as_json)
+        print_result({"signalled": hub.pid}, f"{hub} was told; its log shows the result", as_json=as_json)
         return
     found = hub_access(url, DoorScheme.TUBE, client_id).ask("headrace reload", lambda link: link.reload())
     print_result(found, _sentence(found), as_json=as_json)

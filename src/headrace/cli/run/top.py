@@ -46,7 +46,7 @@ EXAMPLES: Final = (
 )
 
 _SILENCE_SECONDS: Final = 20.0
-"""A hub sends something each second; one that is silent for so long is gone."""
+"""A hub sends something each second; one that is silent for this long is gone."""
 
 _WIDTH: Final = 60
 _BESIDE: Final = 46
@@ -95,7 +95,7 @@ def top(
 
 
 def draw(second: HubSecond, past: Mapping[str, deque[float]], bars: int = _WIDTH) -> RenderableType:
-    """Draw one screen, with at most so many ``bars`` in a line."""
+    """Draw one screen, with at most ``bars`` bars in a line."""
     from rich.console import Group
 
     status, sample = second

@@ -141,7 +141,7 @@ class _Watcher:
         pipeline = self._pipeline
         code = pipeline.ended()
         if code in (0, USAGE_ERROR):
-            logger.warning("the pipeline does not run; the hub goes on without it")
+            logger.warning("the pipeline is not running; the hub continues without it")
             pipeline.given_up = True
         elif code is not None:
             wait = pipeline.not_before - monotonic()

@@ -1,1 +1,1 @@
-"""What the commands share: their options, what they read and print, how they end."""
+"""The common part of the commands: their options, what they read and print, how they end."""

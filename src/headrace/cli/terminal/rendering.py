@@ -176,7 +176,7 @@ def fitting(payload: bytes, room: int | None) -> str:
     if room is None:
         return visible(payload)
     room = max(room, _LEAST)
-    # No character has more than four bytes: what is behind this cannot be shown in any case.
+    # No character has more than four bytes: anything after this cannot be shown in any case.
     text = visible(_whole_characters(payload[: 4 * room]))
     if len(payload) <= 4 * room and cell_len(text) <= room:
         return text

@@ -238,7 +238,7 @@ def _door(door: PublishDoor | None, url: str, transport: Transport | None) -> Do
 
 
 def _longest(door: DoorScheme, url: str, transport: Transport | None, shared: SharedEnvelope) -> int:
-    """Return the most bytes that a message may have."""
+    """Return the maximum bytes of a message."""
     from headrace.client.publisher.client import max_payload
     from headrace.wire.fyrehose.stream import MAX_DATA, MAX_PUSH_DATAGRAM
 

@@ -82,7 +82,7 @@ def replay(
     """Publish a range of a hub's messages, or of a log's files, to another hub.
 
     Payload, topic and attributes stay; number and time are the other hub's, and the origin is replay. The other hub
-    remembers how much of this log it has, so a replay that was interrupted or is repeated goes on from there and
+    remembers how much of this log it has, so a replay that was interrupted or is repeated continues from there and
     duplicates nothing. A log is therefore replayed forward only: older messages are left out, and stderr says so. --as
     replays under another name, which starts from nothing. With --client-id, this is the same client to both hubs.
     """

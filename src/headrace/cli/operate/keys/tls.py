@@ -18,7 +18,7 @@ EXAMPLES: Final = (
 )
 
 DAYS: Final = 397
-"""What browsers accept at most."""
+"""The longest validity, in days, that browsers accept."""
 
 
 def tls(
@@ -43,7 +43,7 @@ def tls(
     """Make an authority (ca.pem, ca.key), a certificate of the hub (hub.pem, hub.key), and one of each client.
 
     The hub's certificate is for localhost, this machine's name, and each --host. Run it again to add clients: the
-    authority and the hub's certificate stay, unless --host is given, which makes the hub's anew. Keys are files of mode
+    authority and the hub's certificate stay, unless --host is given, which replaces the hub's. Keys are files of mode
     600. Whoever has ca.key can make certificates that the hub believes: keep it elsewhere once all are made.
     """
     from headrace.cli.operate.keys.local_authority import LocalAuthority

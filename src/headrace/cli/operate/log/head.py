@@ -77,4 +77,4 @@ def head_facts(chain: Chain) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    return "not known: the log begins later, and nobody told it" if value is None else str(value)
+    return "not known: the log begins later, without the digests before" if value is None else str(value)

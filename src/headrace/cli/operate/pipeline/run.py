@@ -131,7 +131,7 @@ def run(
 ) -> None:
     """Run jobs until they are stopped, or with --available-now until everything there is processed.
 
-    Without a name these are archive, verify and measure. Each goes on where it stopped, from its checkpoint. SIGTERM
+    Without a name these are archive, verify and measure. Each continues where it stopped, from its checkpoint. SIGTERM
     and Ctrl-C let micro-batches finish, for some seconds, and then stop; the next run does the rest, once.
     """
     if table_format and jobs and "archive" not in jobs:

@@ -21,7 +21,7 @@ EXAMPLES: Final = (
 )
 
 STALE_SECONDS: Final = 10.0
-"""A pipeline reports each second; one that has not for so long does not run, or cannot reach the hub."""
+"""A pipeline reports each second; one that has not for this long is not running, or cannot reach the hub."""
 
 
 def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = False) -> None:

@@ -30,7 +30,7 @@ _Cell = tuple[str, str]
 
 
 def draw_map(play: Play, columns: int, rows: int) -> Text:
-    """Draw the town in so many columns and rows, north above."""
+    """Draw the town in ``columns`` columns and ``rows`` rows, north above."""
     cells: list[list[_Cell]] = [[(" ", "")] * columns for _ in range(rows)]
     for fence in FENCES:
         _box(cells, fence)
