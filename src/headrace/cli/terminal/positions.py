@@ -20,7 +20,9 @@ _AGO: Final = re.compile(r"-(\d{1,9})([smhd])", re.ASCII)
 _CLOCK: Final = re.compile(r"\d{1,2}:\d\d(:\d\d)?", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,15}", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_EXPECTED: Final = "a number, earliest, now, a time such as 2026-01-31T10:30 or 10:30, or -5m for five minutes ago (s, m, h or d)"
+_EXPECTED: Final = (
+    "a number, earliest, now, a time such as 2026-01-31T10:30 or 10:30, or -5m (s, m, h, d): that long ago"
+)
 
 
 class SequenceEnd(Enum):
