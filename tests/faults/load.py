@@ -15,12 +15,13 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
 import aiohttp
-import pytest
 from tests.faults.history import History
+from tests.system import observing
 
 import headrace
 from headrace.client.base import Client
@@ -31,6 +32,8 @@ from headrace.wire.fyrehose.stream import Push, serialize
 
 PATIENCE_SECONDS = 60.0
 """Far longer than anything here takes, so that no test fails on a busy machine."""
+
+until = partial(observing.until, seconds=PATIENCE_SECONDS)
 
 _CERTAIN = frozenset({"fenced", "conflict", "forbidden", "auth"})
 """Refusals that say that nothing was taken."""
@@ -348,13 +351,3 @@ async def opened(make: Callable[[], C]) -> C:
         with contextlib.suppress(UnreachableError, RefusedError):
             return await make().open()
         await asyncio.sleep(0.02)
-
-
-async def until(what: str, holds: Callable[[], bool]) -> None:
-    """Wait until ``holds()``; fail, saying ``what`` was waited for, when it does not become so in time."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not holds():  # noqa: ASYNC110 -- what is waited for is in other processes
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain: {what}")

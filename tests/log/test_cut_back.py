@@ -25,6 +25,7 @@ from tests.log.content import (
     restore,
     seal_all,
 )
+from tests.log.interruption import Interruption, PowerFailureError
 
 from headrace.errors import StorageError, UsageError
 from headrace.log import Log, tail_writer
@@ -121,10 +122,6 @@ class TestEveryPlace:
         again.close()
 
 
-class _PowerFailureError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("rotate", [(), (0,), (1, 2), (0, 1, 2, 3, 4)])
 @pytest.mark.parametrize("last", range(TAIL) if SOAK else [0, 1, 3, 5, 7, 9, 12, 13])
 def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
@@ -134,16 +131,7 @@ def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
     for step in itertools.count():
         directory = tmp_path / str(step)
         log = build(directory, rotate=rotate)
-        steps = itertools.count()
-
-        def fail(original: Any, steps: Any = steps, step: int = step) -> Any:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                if next(steps) == step:
-                    raise _PowerFailureError
-                return original(*args, **kwargs)
-
-            return run
-
+        fail = Interruption(step)
         with monkeypatch.context() as patch:
             patch.setattr(os, "ftruncate", fail(os.ftruncate))
             patch.setattr(os, "fsync", fail(os.fsync))
@@ -153,7 +141,7 @@ def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
             patch.setattr(tail_writer, "sync_directory", fail(tail_writer.sync_directory))
             try:
                 log.cut_back(last)
-            except _PowerFailureError:
+            except PowerFailureError:
                 failed = True
             else:
                 failed = False
@@ -180,16 +168,7 @@ def test_after_a_failure_at_any_step_the_log_is_what_is_on_the_disk(
     for step in itertools.count():
         directory = tmp_path / str(step)
         log = build(directory, rotate=rotate, committed=0)
-        steps = itertools.count()
-
-        def fail(original: Any, steps: Any = steps, step: int = step) -> Any:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                if next(steps) == step:
-                    raise OSError(errno.ENOSPC, "no room")
-                return original(*args, **kwargs)
-
-            return run
-
+        fail = Interruption(step, OSError(errno.ENOSPC, "no room"))
         with monkeypatch.context() as patch:
             patch.setattr(os, "ftruncate", fail(os.ftruncate))
             patch.setattr(os, "fsync", fail(os.fsync))

@@ -82,9 +82,9 @@ class TestTwoProcesses:
             process.stdin.close()
 
     def test_a_log_that_is_refused_is_not_locked(self, tmp_path: Path) -> None:
-        (tmp_path / f"{1:016d}.open").write_bytes(b"not one of ours" * 9)
+        (tmp_path / f"{1:016d}.open").write_bytes(b"something else." * 9)
         for _ in range(2):
-            with pytest.raises(Exception, match="not one of ours"):
+            with pytest.raises(Exception, match="not Headrace's"):
                 Log.open(tmp_path)
 
 

@@ -92,7 +92,7 @@ class TestFile:
             flipped = bytearray(whole)
             flipped[bit // 8] ^= 1 << bit % 8
             file.path.write_bytes(flipped)
-            with pytest.raises(DamagedError, match="not one of ours") as caught:
+            with pytest.raises(DamagedError, match="not Headrace's") as caught:
                 reopen(file)
             assert (caught.value.path, caught.value.first, caught.value.last) == (str(file.path), 1, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import time
@@ -30,6 +31,16 @@ def eventually(what: str, holds: Callable[[], object], seconds: float = PATIENCE
         if time.monotonic() > deadline:
             pytest.fail(f"waited {seconds:g} s in vain: {what}")
         time.sleep(_POLL_SECONDS)
+
+
+async def until(what: str, holds: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait as :func:`eventually` does, while the event loop runs."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not holds():  # noqa: ASYNC110 -- what is waited for is in other processes
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        pytest.fail(f"waited {seconds:g} s in vain: {what}")
 
 
 def status(hub: HubProcess) -> dict[str, Any]:

@@ -14,14 +14,14 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 from tests.clusterprocess import Trio
 from tests.conftest import SOAK
 from tests.hubprocess import HubProcess
-from tests.system.observing import PATIENCE_SECONDS, status
+from tests.system.observing import PATIENCE_SECONDS, status, until
 
 import headrace
 from headrace.client.link.client import LinkClient
@@ -167,16 +167,6 @@ class Load:
         async with headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS) as link:
             async for message in link.follow(self.before + 1):
                 numbers.append(message.seq)  # noqa: PERF401 -- it never ends
-
-
-async def until(what: str, holds: Callable[[], bool]) -> None:
-    """Wait until ``holds()``; fail, saying ``what`` was waited for, when it does not become so in time."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not holds():  # noqa: ASYNC110 -- what is waited for is in other processes
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain: {what}")
 
 
 def operations(node: HubProcess) -> list[tuple[int, Message]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.conftest import SOAK
 from tests.hubprocess import HubProcess
-from tests.system.observing import PATIENCE_SECONDS, head
+from tests.system.observing import PATIENCE_SECONDS, head, until
 
 import headrace
 from headrace.client.link.client import LinkClient
@@ -124,16 +124,6 @@ async def connected(hosts: str) -> LinkClient:
     """A client that waits for a hub that is down to come back."""
     link: LinkClient = headrace.connect(f"tube://{hosts}", reconnect_timeout=PATIENCE_SECONDS)
     return await link.open()
-
-
-async def until(what: str, holds: Callable[[], bool]) -> None:
-    """Wait until ``holds()``; fail, saying ``what`` was waited for, when it does not become so in time."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not holds():  # noqa: ASYNC110 -- what is waited for is in other processes
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain: {what}")
 
 
 async def in_step(backbone: HubProcess, *frontends: HubProcess) -> int:

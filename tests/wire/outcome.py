@@ -32,6 +32,18 @@ def outcome(decoder: Decoder[Any], chunks: Iterable[bytes]) -> Outcome:
     return frames, (type(refusal), *facts)
 
 
+def outcome_and_rest(decoder: Decoder[Any], chunks: Iterable[bytes]) -> tuple[list[Any], str | None, int]:
+    """The frames, the error if any, and how much of an unfinished frame was left."""
+    frames: list[Any] = []
+    try:
+        for chunk in chunks:
+            for frame in decoder.feed(chunk):
+                frames.append(frame)  # noqa: PERF402  those before an error count
+    except WireError as error:
+        return frames, f"{type(error).__name__} {error}", 0
+    return frames, None, decoder.unfinished
+
+
 def traced_peak(decoder: Decoder[Any], chunks: Iterable[bytes]) -> int:
     """The most memory that was taken while a decoder read these chunks, and nobody kept the frames."""
     tracemalloc.start()

@@ -3,15 +3,15 @@ from __future__ import annotations
 import itertools
 import struct
 import tracemalloc
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.golden import Golden, check_golden, cut, read_bytewise, read_whole
+from tests.wire.outcome import outcome_and_rest, traced_peak
 
-from headrace.errors import LimitError, MalformedError, WireError
+from headrace.errors import LimitError, MalformedError
 from headrace.wire.receive_buffer import Decoder
 from headrace.wire.spp import (
     MAX_AUTH,
@@ -164,10 +164,10 @@ def test_a_service_over_the_limit_is_refused_by_its_length() -> None:
 def test_what_came_before_a_refusal_counts_and_nothing_after_it() -> None:
     decoder = ServerDecoder()
     wire = serialize(Subscribe("a")) + packet(1, b"") + serialize(Subscribe("b"))
-    frames, error, _ = outcome(decoder, [wire])
+    frames, error, _ = outcome_and_rest(decoder, [wire])
     assert frames == [Subscribe("a")]
     assert error is not None
-    assert outcome(decoder, [serialize(Subscribe("c"))]) == ([], error, 0)
+    assert outcome_and_rest(decoder, [serialize(Subscribe("c"))]) == ([], error, 0)
 
 
 @pytest.mark.parametrize(
@@ -337,28 +337,16 @@ def noisy(frames: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
     return st.lists(packets, max_size=6).map(b"".join)
 
 
-def outcome(decoder: Decoder[Any], chunks: Iterable[bytes]) -> tuple[list[Any], str | None, int]:
-    """The frames, the error if any, and how much of an unfinished packet was left."""
-    frames: list[Any] = []
-    try:
-        for chunk in chunks:
-            for frame in decoder.feed(chunk):
-                frames.append(frame)  # noqa: PERF402  those before an error count
-    except WireError as error:
-        return frames, f"{type(error).__name__} {error}", 0
-    return frames, None, decoder.unfinished
-
-
 @given(st.lists(SERVER_FRAMES, max_size=8), PLACES)
 def test_what_servers_write_is_read_back(frames: list[ServerFrame], places: list[int]) -> None:
     wire = b"".join(map(serialize, frames))
-    assert outcome(ClientDecoder(), cut(wire, places)) == (frames, None, 0)
+    assert outcome_and_rest(ClientDecoder(), cut(wire, places)) == (frames, None, 0)
 
 
 @given(st.lists(CLIENT_FRAMES, max_size=8), PLACES)
 def test_what_clients_write_is_read_back(frames: list[ClientFrame], places: list[int]) -> None:
     wire = b"".join(map(serialize, frames))
-    assert outcome(ServerDecoder(), cut(wire, places)) == (frames, None, 0)
+    assert outcome_and_rest(ServerDecoder(), cut(wire, places)) == (frames, None, 0)
 
 
 @given(st.lists(st.tuples(SERVICES, DATA), max_size=20))
@@ -368,18 +356,18 @@ def test_many_infos_at_once_are_the_same_bytes(changes: list[tuple[str, bytes]])
 
 @given(noisy(CLIENT_FRAMES), PLACES)
 def test_any_chunking_of_a_clients_bytes_reads_the_same(wire: bytes, places: list[int]) -> None:
-    whole = outcome(ServerDecoder(max_packet=100, max_service=30), [wire])
-    assert outcome(ServerDecoder(max_packet=100, max_service=30), cut(wire, places)) == whole
+    whole = outcome_and_rest(ServerDecoder(max_packet=100, max_service=30), [wire])
+    assert outcome_and_rest(ServerDecoder(max_packet=100, max_service=30), cut(wire, places)) == whole
     single = (wire[i : i + 1] for i in range(len(wire)))
-    assert outcome(ServerDecoder(max_packet=100, max_service=30), single) == whole
+    assert outcome_and_rest(ServerDecoder(max_packet=100, max_service=30), single) == whole
 
 
 @given(noisy(SERVER_FRAMES), PLACES)
 def test_any_chunking_of_a_servers_bytes_reads_the_same(wire: bytes, places: list[int]) -> None:
-    whole = outcome(ClientDecoder(max_packet=100, max_service=30), [wire])
-    assert outcome(ClientDecoder(max_packet=100, max_service=30), cut(wire, places)) == whole
+    whole = outcome_and_rest(ClientDecoder(max_packet=100, max_service=30), [wire])
+    assert outcome_and_rest(ClientDecoder(max_packet=100, max_service=30), cut(wire, places)) == whole
     single = (wire[i : i + 1] for i in range(len(wire)))
-    assert outcome(ClientDecoder(max_packet=100, max_service=30), single) == whole
+    assert outcome_and_rest(ClientDecoder(max_packet=100, max_service=30), single) == whole
 
 
 def plain_strings(data: bytes) -> list[bytes] | None:
@@ -430,7 +418,7 @@ PACKET_DATA = st.one_of(
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 16, 32, 33, AUTH, PUBLISH]), PACKET_DATA), max_size=6))
 def test_the_servers_decoder_agrees_with_the_plain_rules(packets: list[tuple[int, bytes]]) -> None:
     expected = [plain_client_packet(*each) for each in packets]
-    frames, error, _ = outcome(ServerDecoder(), [b"".join(itertools.starmap(packet, packets))])
+    frames, error, _ = outcome_and_rest(ServerDecoder(), [b"".join(itertools.starmap(packet, packets))])
     assert frames == list(itertools.takewhile(lambda frame: frame is not None, expected))
     assert (error is not None) == (None in expected)
 
@@ -452,15 +440,6 @@ def test_the_servers_decoder_agrees_with_the_plain_rules(packets: list[tuple[int
 def test_memory_stays_within_the_limits(chunks: list[bytes]) -> None:
     limit = 2048
     for decoder in (ServerDecoder(max_packet=limit), ClientDecoder(max_packet=limit)):
-        tracemalloc.start()
-        try:
-            for chunk in chunks:
-                for _ in decoder.feed(chunk):
-                    pass
-        except WireError:
-            pass
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+        peak = traced_peak(decoder, chunks)
         # a packet, what came behind it in its chunk, the frame made of it, and the objects' own size
         assert peak < 4 * (limit + max(map(len, chunks), default=0)) + 16_384

@@ -216,7 +216,7 @@ def test_who_is_started_again(
 
 def test_up_goes_on_without_a_pipeline_that_nobody_named(tmp_path: Path) -> None:
     with HubProcess.start(tmp_path, *WITH_AUTH, command="up") as hub:
-        until(lambda: "the hub goes on without it" in hub.stderr, "the pipeline to be given up")
+        until(lambda: "the hub continues without it" in hub.stderr, "the pipeline to be given up")
         hub.terminate()
     assert "the pipeline has no client id" in hub.stderr
 

@@ -77,7 +77,7 @@ def test_what_does_not_follow_is_refused() -> None:
         Chain(LOG).extended([rows(2, 3)], 3)
     extension = ChainExtension(Chain(LOG), 20)
     extension.add(rows(1, 4))
-    with pytest.raises(UsageError, match="further than to message 4"):
+    with pytest.raises(UsageError, match="further than message 4"):
         extension.finish()
 
 

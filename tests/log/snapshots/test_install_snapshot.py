@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from tests.log.content import append, append_entries, batch, content_of, flat, operations, restore, seal_all
+from tests.log.interruption import Interruption, PowerFailureError
 
 from headrace.errors import DamagedError, LockedError
 from headrace.log import Log
@@ -58,10 +59,6 @@ def test_the_log_goes_on_behind_the_snapshot(tmp_path: Path, prepare: Any) -> No
     again.close()
 
 
-class _PowerFailureError(Exception):
-    pass
-
-
 def test_a_crash_at_any_step_leaves_the_old_log_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,16 +66,7 @@ def test_a_crash_at_any_step_leaves_the_old_log_or_the_new_one(
     for step in itertools.count():
         directory = tmp_path / str(step)
         old_log(directory)
-        steps = itertools.count()
-
-        def fail(original: Any, steps: Any = steps, step: int = step) -> Any:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                if next(steps) == step:
-                    raise _PowerFailureError
-                return original(*args, **kwargs)
-
-            return run
-
+        fail = Interruption(step)
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fail(os.fsync))
             patch.setattr(Path, "unlink", fail(Path.unlink))
@@ -86,7 +74,7 @@ def test_a_crash_at_any_step_leaves_the_old_log_or_the_new_one(
             patch.setattr(start_after_snapshot, "sync_directory", fail(start_after_snapshot.sync_directory))
             try:
                 install(directory, SNAPSHOT, 99)
-            except _PowerFailureError:
+            except PowerFailureError:
                 failed = True
             else:
                 failed = False

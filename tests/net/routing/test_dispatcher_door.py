@@ -26,7 +26,8 @@ from tests.net.attribute_peers import (
     sub,
 )
 from tests.net.conftest import Start
-from tests.net.raw import SECONDS, running_hub, until
+from tests.net.raw import running_hub, until
+from tests.net.routing.conftest import Accepting
 
 from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.roles import connector_id
@@ -59,34 +60,6 @@ def mark(seq: int) -> bytes:
 def heartbeat(*connectors: bytes, extra: int = 1) -> bytes:
     told = [item(6, b"".join(connectors))] if connectors else []
     return message(2, item(4, (1700000000).to_bytes(8)), *told, extra=extra)
-
-
-class Accepting:
-    """A stand-in for whoever the dispatcher dials: a connector or another dispatcher."""
-
-    def __init__(self) -> None:
-        self.sock = socket.create_server(("127.0.0.1", 0))
-        self.sock.setblocking(False)
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.sock.getsockname()[1]}"
-
-    async def accept(self) -> BinaryPeer:
-        async with asyncio.timeout(SECONDS):
-            sock, _ = await asyncio.get_running_loop().sock_accept(self.sock)
-        sock.setblocking(False)
-        return BinaryPeer(sock)
-
-
-@pytest.fixture
-def accepting(stack: AsyncExitStack) -> Callable[[], Accepting]:
-    def make() -> Accepting:
-        made = Accepting()
-        stack.callback(made.sock.close)
-        return made
-
-    return make
 
 
 @pytest.fixture

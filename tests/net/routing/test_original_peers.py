@@ -31,7 +31,8 @@ from tests.net.attribute_peers import (
     publish,
 )
 from tests.net.conftest import Start
-from tests.net.raw import SECONDS, TcpPeer, until
+from tests.net.raw import TcpPeer, until
+from tests.net.routing.conftest import Accepting
 
 from headrace.net.server.accepting.connection import ConnectionGroup
 from headrace.net.server.process import Server
@@ -43,31 +44,6 @@ FOREIGN = bytes.fromhex("5f3c0a10b1e24d7780c1a2ff")
 
 HEARTBEAT_SECONDS = 300.0
 """The original's interval."""
-
-
-class Accepting:
-    """A socket that waits to be dialled."""
-
-    def __init__(self) -> None:
-        self.sock = socket.create_server(("127.0.0.1", 0))
-        self.sock.setblocking(False)
-        self.address = f"127.0.0.1:{self.sock.getsockname()[1]}"
-
-    async def accept(self) -> BinaryPeer:
-        async with asyncio.timeout(SECONDS):
-            sock, _ = await asyncio.get_running_loop().sock_accept(self.sock)
-        sock.setblocking(False)
-        return BinaryPeer(sock)
-
-
-@pytest.fixture
-def accepting(stack: AsyncExitStack) -> Callable[[], Accepting]:
-    def make() -> Accepting:
-        made = Accepting()
-        stack.callback(made.sock.close)
-        return made
-
-    return make
 
 
 def group(server: Server, name: str) -> ConnectionGroup[Any]:

@@ -4,7 +4,6 @@ import datetime
 import itertools
 import math
 import tracemalloc
-from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, get_args
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.golden import Golden, check_golden, cut, read_bytewise, read_whole
+from tests.wire.outcome import outcome_and_rest, traced_peak
 
 from headrace.errors import LimitError, MalformedError, UnexpectedError, WireError
 from headrace.message import node_id
@@ -68,7 +68,6 @@ from headrace.wire.parcel.stream import (
     serialize,
     serialize_parts,
 )
-from headrace.wire.receive_buffer import Decoder
 
 IVAN = NodeInfo(60396, Mode.WRK, "Ivan", "127.0.0.1")
 IVAN_DSC = replace(IVAN, mode=Mode.DSC)
@@ -687,22 +686,10 @@ def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-def outcome(decoder: Decoder[Any], chunks: Iterable[bytes]) -> tuple[list[Any], str | None, int]:
-    """The parcels, the error if any, and how much of an unfinished one was left."""
-    parcels: list[Any] = []
-    try:
-        for chunk in chunks:
-            for parcel in decoder.feed(chunk):
-                parcels.append(parcel)  # noqa: PERF402  those before an error count
-    except WireError as error:
-        return parcels, f"{type(error).__name__} {error}", 0
-    return parcels, None, decoder.unfinished
-
-
 @given(st.lists(PARCELS, max_size=5), PLACES)
 def test_what_is_written_is_read_back(parcels: list[Parcel], places: list[int]) -> None:
     wire = b"".join(map(serialize, parcels))
-    assert outcome(ParcelDecoder(), cut(wire, places)) == (parcels, None, 0)
+    assert outcome_and_rest(ParcelDecoder(), cut(wire, places)) == (parcels, None, 0)
 
 
 @given(PARCELS)
@@ -727,9 +714,9 @@ def test_what_is_written_is_what_serde_would_write(parcel: Parcel) -> None:
 )
 def test_any_chunking_reads_the_same(pieces: list[bytes], places: list[int]) -> None:
     wire = b"".join(pieces)
-    whole = outcome(ParcelDecoder(max_bulk=500), [wire])
-    assert outcome(ParcelDecoder(max_bulk=500), cut(wire, places)) == whole
-    assert outcome(ParcelDecoder(max_bulk=500), (wire[i : i + 1] for i in range(len(wire)))) == whole
+    whole = outcome_and_rest(ParcelDecoder(max_bulk=500), [wire])
+    assert outcome_and_rest(ParcelDecoder(max_bulk=500), cut(wire, places)) == whole
+    assert outcome_and_rest(ParcelDecoder(max_bulk=500), (wire[i : i + 1] for i in range(len(wire)))) == whole
 
 
 @given(PARCELS, st.sampled_from(["is_response", "parcel_type", "id", "size", "body"]), nested(PLAIN | TAGGED))
@@ -767,15 +754,6 @@ def test_memory_stays_within_the_limits(chunks: list[bytes]) -> None:
     limit = 2048
     decoder = ParcelDecoder(max_bulk=limit)
     parse_parcel(SEQ_REQ[1:])
-    tracemalloc.start()
-    try:
-        for chunk in chunks:
-            for _ in decoder.feed(chunk):
-                pass
-    except WireError:
-        pass
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+    peak = traced_peak(decoder, chunks)
     # a parcel's bulk, what came behind it in its chunk, the copy handed over, and the objects' own size
     assert peak < 4 * (limit + max(map(len, chunks), default=0)) + 16_384
