@@ -53,7 +53,7 @@ def read(rounds: int, quick: bool) -> bench.Table:
     )
     total = 2_000 if quick else 2_000_000
     with running(Headrace) as server:
-        uvloop.run(_fill(_address(server), total))
+        uvloop.run(fill(_address(server), total))
         for name in ("from the open tail", "from sealed segments"):
             if "sealed" in name:
                 server.seal()
@@ -72,7 +72,7 @@ def latency(quick: bool) -> bench.Table:
     with running(Headrace) as server:
         for name, samples in (
             ("raw loopback socket", _raw_round_trips(count)),
-            ("link, follow", uvloop.run(_round_trips(_address(server), count))),
+            ("link, follow", uvloop.run(round_trips(_address(server), count))),
             ("link, acknowledged", uvloop.run(_lone_publishes(_address(server), count))),
         ):
             samples.sort()
@@ -181,7 +181,7 @@ async def _publish_redis(server: Redis, count: int) -> None:
     await connection.aclose()
 
 
-async def _fill(address: Address, total: int) -> None:
+async def fill(address: Address, total: int) -> None:
     async with LinkClient([address]) as link:
         publisher = link.publisher()
         payloads = [b"%0*d" % (SIZE, number) for number in range(1000)]
@@ -190,7 +190,7 @@ async def _fill(address: Address, total: int) -> None:
         await publisher.flush()
 
 
-async def _round_trips(address: Address, count: int) -> list[float]:
+async def round_trips(address: Address, count: int) -> list[float]:
     times = []
     async with LinkClient([address]) as writer, LinkClient([address]) as reader:
         follow = reader.follow()

@@ -23,6 +23,7 @@ import uvloop
 
 import bench
 from bench._peers import Headrace, running
+from bench.link import SIZE, fill, round_trips
 from headrace.archive.appending import append, ledger_for
 from headrace.archive.ledger import Writer
 from headrace.client.link.client import LinkClient
@@ -31,7 +32,6 @@ from headrace.log.snapshots.snapshot import Snapshot
 from headrace.log.snapshots.start_after import begin
 from headrace.message import Batch, Run
 
-SIZE = 128
 _BATCH = 10_000
 
 _spawn = multiprocessing.get_context("spawn")
@@ -63,7 +63,7 @@ def measure(quick: bool) -> Iterator[bench.Table]:
     ArchivedHub.archived = total
     with running(ArchivedHub) as hub:
         address = Address.parse(hub.tube)
-        uvloop.run(_fill(address, total // 2))
+        uvloop.run(fill(address, total // 2))
         hub.seal()
         yield _rates(address, total, 1)
         yield _latency(address, total, 100 if quick else 3_000)
@@ -104,7 +104,7 @@ def _latency(address: Address, total: int, count: int) -> bench.Table:
         reader = _spawn.Process(target=_read_on, args=(address, first, last, stop), daemon=True)
         if last:
             reader.start()
-        samples = sorted(uvloop.run(_round_trips(address, count)))
+        samples = sorted(uvloop.run(round_trips(address, count)))
         stop.set()
         if last:
             reader.join()
@@ -119,29 +119,6 @@ def _rows(total: int) -> Iterator[pa.RecordBatch]:
         yield Batch(
             run, first=first, time=now, origin="tube", publisher="bench", number=first, topic="past"
         ).to_arrow()
-
-
-async def _fill(address: Address, total: int) -> None:
-    async with LinkClient([address]) as link:
-        publisher = link.publisher()
-        payloads = [b"%0*d" % (SIZE, number) for number in range(1000)]
-        for _ in range(total // 1000):
-            await publisher.send(payloads)
-        await publisher.flush()
-
-
-async def _round_trips(address: Address, count: int) -> list[float]:
-    times = []
-    async with LinkClient([address]) as writer, LinkClient([address]) as reader:
-        follow = reader.follow()
-        await follow.begun()
-        publisher = writer.publisher()
-        for _ in range(count + 100):
-            begun = time.perf_counter()
-            await publisher.send(bytes(SIZE))
-            await anext(follow)
-            times.append(time.perf_counter() - begun)
-    return times[100:]
 
 
 def _read(address: Address, first: int, last: int, told: Queue[float]) -> None:

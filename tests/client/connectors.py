@@ -13,8 +13,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
-from tests.ports import lasting_port
+from tests.client.scripted_server import SECONDS, scripted_server
 
 from headrace.wire.attribute.publish import Publish, PublisherDecoder
 from headrace.wire.sdk.auth import Auth
@@ -31,11 +32,8 @@ from headrace.wire.sdk.commands import (
 )
 from headrace.wire.sdk.subscribe import Subscribe
 
-SECONDS = 20.0
-"""How long anything may take: much longer than it does, so that a busy machine fails no test."""
-
-_TURNS_TO_ACCEPT = 5
-"""Turns of the loop in which who has connected is also accepted."""
+_WINDOW = 1 << 16
+"""A small window of a fixed size: whoever is not read is made to wait soon, and stays so."""
 
 
 class LeftError(Exception):
@@ -145,6 +143,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 Script = Callable[[Session], Awaitable[None]]
+_scripted = partial(scripted_server, window=_WINDOW, ends=(LeftError, ConnectionError))
 
 
 @asynccontextmanager
@@ -153,14 +152,14 @@ async def connector(*scripts: Script, piece: int = 1 << 16) -> AsyncIterator[str
 
     A script that fails fails the test; that the client leaves is the usual end of one.
     """
-    async with _listening("sdk", scripts, lambda reader, writer: Session(reader, writer, piece)) as url:
+    async with _scripted("sdk", scripts, lambda reader, writer: Session(reader, writer, piece)) as url:
         yield url
 
 
 @asynccontextmanager
 async def publisher_door(*scripts: Callable[[PublisherSession], Awaitable[None]]) -> AsyncIterator[str]:
     """A publisher door that plays scripts likewise."""
-    async with _listening("publisher", scripts, PublisherSession) as url:
+    async with _scripted("publisher", scripts, PublisherSession) as url:
         yield url
 
 
@@ -194,44 +193,3 @@ def elsewhere(serve: Callable[[], AbstractAsyncContextManager[str]]) -> Iterator
         stop.set()
         thread.join()
     ended.result(0)
-
-
-@asynccontextmanager
-async def _listening(
-    scheme: str,
-    scripts: tuple[Callable[..., Awaitable[None]], ...],
-    session: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object],
-) -> AsyncIterator[str]:
-    playing: list[asyncio.Task[None]] = []
-    left = list(scripts)
-
-    async def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        script = left.pop(0) if len(left) > 1 else left[0]
-        playing.append(asyncio.create_task(play(script, reader, writer)))
-
-    async def play(
-        script: Callable[..., Awaitable[None]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            with contextlib.suppress(LeftError, ConnectionError):
-                await script(session(reader, writer))
-        finally:
-            writer.close()
-
-    # A small window of a fixed size: whoever is not read is made to wait soon, and stays so.
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-    # Not just any port: somebody may still be looking there for a server of before.
-    listening.bind(("127.0.0.1", lasting_port()))
-    server = await asyncio.start_server(visited, sock=listening)
-    try:
-        yield "{}://{}:{}".format(scheme, *server.sockets[0].getsockname())
-        for _ in range(_TURNS_TO_ACCEPT):
-            await asyncio.sleep(0)
-        async with asyncio.timeout(SECONDS):
-            await asyncio.gather(*playing)
-    finally:
-        server.close()
-        for task in playing:
-            task.cancel()
-        await asyncio.gather(*playing, return_exceptions=True)

@@ -13,14 +13,8 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Self, cast
 
+from tests.client.scripted_server import SECONDS, scripted_server
 from tests.net.raw import ack, keepalive
-from tests.ports import lasting_port
-
-SECONDS = 20.0
-"""How long anything may take: much longer than it does, so that a busy machine fails no test."""
-
-_TURNS_TO_ACCEPT = 5
-"""Turns of the loop in which who has connected is also accepted."""
 
 Endpoint = tuple[str, int]
 
@@ -83,33 +77,8 @@ async def scripted_hub(*scripts: Callable[[Visit], Awaitable[None]]) -> AsyncIte
 
     A script that fails fails the test.
     """
-    playing: list[asyncio.Task[None]] = []
-    left = list(scripts)
-
-    async def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        script = left.pop(0) if len(left) > 1 else left[0]
-        playing.append(asyncio.create_task(play(script, reader, writer)))
-
-    async def play(
-        script: Callable[[Visit], Awaitable[None]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            await script(Visit(reader, writer))
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(visited, "127.0.0.1", lasting_port())
-    try:
-        yield "fyrehose://{}:{}".format(*server.sockets[0].getsockname())
-        for _ in range(_TURNS_TO_ACCEPT):
-            await asyncio.sleep(0)
-        async with asyncio.timeout(SECONDS):
-            await asyncio.gather(*playing)
-    finally:
-        server.close()
-        for task in playing:
-            task.cancel()
-        await asyncio.gather(*playing, return_exceptions=True)
+    async with scripted_server("fyrehose", scripts, Visit) as url:
+        yield url
 
 
 class UdpHub:

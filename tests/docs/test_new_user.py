@@ -15,16 +15,11 @@ import pytest
 from playwright.sync_api import Browser, expect
 from tests.cli.pseudo_terminal import Terminal
 from tests.docs.test_examples import DEFAULT_PORTS, free_ports
-from tests.web.test_dashboard import CHROMIUM, browser
+from tests.web.browsing import browser, needs_browser
 
 __all__ = ["browser"]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.spark,
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="NO BROWSER: the walk is not tried. Install chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, *needs_browser("the walk")]
 
 
 def typed(*arguments: str) -> str:

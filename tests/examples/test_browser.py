@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.hubprocess import HubProcess
-from tests.web.test_dashboard import CHROMIUM, browser
+from tests.web.browsing import browser, needs_browser
 
 import headrace
 
@@ -19,10 +19,7 @@ __all__ = ["browser"]
 
 FOLDER = Path(__file__).parents[2] / "examples" / "browser"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="NO BROWSER: the example is not tried. Install chromium"),
-]
+pytestmark = needs_browser("the example")
 
 
 class _Quiet(SimpleHTTPRequestHandler):

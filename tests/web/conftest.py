@@ -1,8 +1,8 @@
-"""A hub with its http door, and somebody who asks it."""
+"""A hub with its http door, and somebody who asks it; or a log alone."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +10,7 @@ import pytest
 from tests.net.raw import running_hub
 
 from headrace import web
+from headrace.log import Log
 from headrace.net.server.process import Server
 
 
@@ -24,3 +25,10 @@ async def http(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(20)
     async with aiohttp.ClientSession(f"http://{server.doors['http']}", timeout=timeout) as session:
         yield session
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    log = Log.open(tmp_path / "log", fsync="never")
+    yield log
+    log.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,8 +17,9 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.hubprocess import HubProcess
+from tests.web.browsing import browser, needs_browser
 
 import headrace
 from headrace.wire.fyrehose.stream import Push, serialize
@@ -29,15 +29,9 @@ PAGES = (
     *("connections", "cluster", "pipeline", "sql", "settings"),
 )
 SCREENSHOTS = os.environ.get("HEADRACE_SCREENSHOTS")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None,
-        reason="NO BROWSER: the dashboard is not tried. Install chromium (apt install chromium)",
-    ),
-]
+pytestmark = needs_browser("the dashboard")
+__all__ = ["browser"]
 
 expect.set_options(timeout=20_000)
 
@@ -86,13 +80,6 @@ def _push(address: tuple[str, int], done: threading.Event) -> None:
             sock.sendall(
                 serialize(Push(json.dumps({"vehicle": number % 7, "speed": 40 + number % 50}).encode()))
             )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        # Chromium's own sandbox does not work for root, as tests often are in containers.
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.web.logs import append
 
 from headrace.hub.filters import Filter
 from headrace.hub.state import entry
@@ -18,20 +16,6 @@ from headrace.web.api.messages import SearchResult
 from headrace.web.search import Search, SearchBackward, SearchForward
 
 EVERYTHING = Filter()
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    log = Log.open(tmp_path / "log", fsync="never")
-    yield log
-    log.close()
-
-
-def append(log: Log, *batches: Batch) -> None:
-    for batch in batches:
-        first = log.tail + (0 if batch.is_entries else 1)
-        log.append([batch.numbered(log.tail_op + 1, first, 1, 7)])
-    log.commit(log.tail_op)
 
 
 def done(looking: Search) -> SearchResult:

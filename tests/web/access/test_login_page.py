@@ -5,24 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from tests.hubprocess import HubProcess
+from tests.web.browsing import browser, needs_browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SCREENSHOTS = os.environ.get("HEADRACE_SCREENSHOTS")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None,
-        reason="NO BROWSER: the login page is not tried. Install chromium (apt install chromium)",
-    ),
-]
+pytestmark = needs_browser("the login page")
+__all__ = ["browser"]
 
 CLIENT, KEY, TOKEN = "0123456789abcdef01234567", "s3cret", "t0ken-of-the-reader"
 
@@ -37,13 +31,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     )
     with HubProcess.start(tmp_path_factory.mktemp("login"), *sets) as hub:
         yield hub
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        # Chromium's own sandbox does not work for root, as tests often are in containers.
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
 @pytest.fixture

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from tests.web.logs import append
 
 from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.message import Batch, Message, Run
 from headrace.web.api import messages
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    log = Log.open(tmp_path / "log", fsync="never")
-    yield log
-    log.close()
-
-
-def append(log: Log, *batches: Batch) -> None:
-    for batch in batches:
-        first = log.tail + (0 if batch.is_entries else 1)
-        log.append([batch.numbered(log.tail_op + 1, first, 1, 7)])
-    log.commit(log.tail_op)
 
 
 def test_of_an_empty_log(log: Log) -> None:
