@@ -40,11 +40,11 @@ from headrace.errors import HeadraceError
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log
+from headrace.log.frame_file import HEADER_BYTES
 from headrace.log.replication_frames import unpack
 from headrace.log.snapshots import snapshot as snapshots
 from headrace.log.snapshots.snapshot import Snapshot
 from headrace.log.snapshots.start_after import install
-from headrace.log.tail import HEADER_BYTES
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 from headrace.net.cluster import transfers
 from headrace.wire.parcel.body import NewState, Prepare, Replication

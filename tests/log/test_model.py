@@ -28,8 +28,9 @@ from tests.log.content import (
 from headrace.errors import TrimmedError, UsageError
 from headrace.log import Log
 from headrace.log.damage.verify import Progress, verify
+from headrace.log.frame_file import HEADER_BYTES
 from headrace.log.sealed import sealing
-from headrace.log.tail import HEADER_BYTES, TailFile
+from headrace.log.tail import TailFile
 from headrace.message import Batch, Message
 
 

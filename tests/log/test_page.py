@@ -12,11 +12,12 @@ import pytest
 from tests.docs.test_protocol_pages import blocks
 from tests.log.content import append, append_entries, flat, operations, seal_all
 
-from headrace.log import Log, frame, tail
+from headrace.log import Log, frame, frame_file
 from headrace.log.files import Descriptor
+from headrace.log.frame_file import FileHeader
 from headrace.log.sealed import index, sealing
 from headrace.log.snapshots import snapshot
-from headrace.log.tail import FileHeader, TailFile
+from headrace.log.tail import TailFile
 from headrace.message import NOT_A_MESSAGE, Batch, Run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "log.md").read_text()
@@ -68,7 +69,7 @@ def test_it_is_what_we_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("heading", "number", "layout"),
     [
-        ("The open tail", 0, tail._FILE),
+        ("The open tail", 0, frame_file._FILE),
         ("The open tail", 1, frame.HEADER),
         ("Sealed segments", 0, index._HEAD),
     ],
@@ -95,7 +96,12 @@ def test_the_index_entry() -> None:
 
 
 def test_numbers_in_the_text() -> None:
-    assert (tail.HEADER_BYTES, tail._FILE.size, index._HEAD.size, snapshot._HEAD.size) == (56, 56, 88, 44)
+    assert (frame_file.HEADER_BYTES, frame_file._FILE.size, index._HEAD.size, snapshot._HEAD.size) == (
+        56,
+        56,
+        88,
+        44,
+    )
     assert (frame.HEADER.size, frame.REACH) == (36, 262_140)
     assert index.ENTRIES_LOST == (1 << 64) - 1
     assert frame.MAX_FRAME == 256 << 20

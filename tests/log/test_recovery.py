@@ -22,9 +22,10 @@ from headrace.errors import DamagedError, StorageError, UsageError
 from headrace.log import Log, recovery
 from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.verify import verify
+from headrace.log.frame_file import HEADER_BYTES
 from headrace.log.recovery import look, recover
 from headrace.log.sealed import sealing
-from headrace.log.tail import HEADER_BYTES, TailFile
+from headrace.log.tail import TailFile
 from headrace.message import Batch, Message, Run
 
 NAME = "{:016d}.{}".format

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.log.content import batch, columns, entries, flat, messages_of, operations, place, submitted
 
 from headrace.errors import DamagedError
-from headrace.log import frame, tail
-from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, TornEnd
+from headrace.log import frame, frame_file
+from headrace.log.frame_file import HEADER_BYTES, READ_BYTES, FileHeader, find_frame
+from headrace.log.tail import TailFile, TornEnd
 from headrace.message import NOT_A_MESSAGE, Batch
 
 UUID_ = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -375,7 +376,7 @@ class TestDamage:
     def test_a_good_frame_is_found_wherever_it_begins(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tail, "READ_BYTES", 64)
+        monkeypatch.setattr(frame_file, "READ_BYTES", 64)
         for size in range(0, 200, 8):
             file = create(tmp_path)
             ends = write(file, [batch(1, b"x" * size)], [batch(2, b"good")])
@@ -383,10 +384,10 @@ class TestDamage:
             with pytest.raises(DamagedError, match="checksum is wrong"):
                 reopen(file)
             salt = FileHeader.parse(file.path.read_bytes(), file.path).salt
-            found = tail.find_frame(file.fd, salt, HEADER_BYTES + 8)
+            found = find_frame(file.fd, salt, HEADER_BYTES + 8)
             assert found is not None
             assert (found.at, found.first) == (ends[0], 2)
-            assert tail.find_frame(file.fd, salt, ends[0] + 8) is None
+            assert find_frame(file.fd, salt, ends[0] + 8) is None
 
 
 class TestLargeFiles:
@@ -407,7 +408,7 @@ class TestLargeFiles:
         file = create(tmp_path)
         write(file, *[[batch(n, b"x" * (n * 37 % 400))] for n in range(1, 60)])
         for window in (1, 8, 63, 64, 200, 1000):
-            monkeypatch.setattr(tail, "READ_BYTES", window)
+            monkeypatch.setattr(frame_file, "READ_BYTES", window)
             again, torn = reopen(file)
             assert torn is None
             assert (again.last, again.size) == (59, file.size)

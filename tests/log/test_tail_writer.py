@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.log import Log, tail_writer
-from headrace.log.tail import HEADER_BYTES, TailFile
+from headrace.log.frame_file import HEADER_BYTES
+from headrace.log.tail import TailFile
 from headrace.log.tail_writer import TailWriter
 from headrace.message import Batch, Run
 from headrace.platforms import reserve_ahead

@@ -14,7 +14,7 @@ from headrace.errors import DamagedError
 from headrace.log import Log, watermark
 from headrace.log.damage.repair import plan
 from headrace.log.damage.verify import Progress, verify
-from headrace.log.tail import HEADER_BYTES
+from headrace.log.frame_file import HEADER_BYTES
 from headrace.message import NOT_A_MESSAGE, Batch, Message, Run
 
 PAGE = 64

@@ -12,7 +12,7 @@ from tests.hubprocess import HubProcess
 
 import headrace
 from headrace.client.link.client import Extent
-from headrace.log.tail import HEADER_BYTES
+from headrace.log.frame_file import HEADER_BYTES
 from headrace.message import Message, messages
 
 SECONDS = 60.0

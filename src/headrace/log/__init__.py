@@ -1,7 +1,7 @@
 """The log: every message that entered, in one order, on disk.
 
 ``store``, ``reading``    :class:`Log`: the half that writes and the half that reads
-``tail``, ``frame``       the open tail: files of compact, checksummed frames, one per batch
+``tail``, ``frame_file``  the open tail: files of compact, checksummed frames (``frame``), one per batch
 ``tail_writer``           writing to the tail, and cutting it back
 ``sealed``                sealed segments: plain Arrow IPC files, each with an index of checksums
 ``topics``                which segments and frames hold which topics

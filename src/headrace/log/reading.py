@@ -15,9 +15,10 @@ from typing import Final
 from headrace.errors import ClosedError, DamagedError, StorageError, TrimmedError, UsageError
 from headrace.log import recovery
 from headrace.log.files import WriterLock, translated
+from headrace.log.frame_file import READ_BYTES
 from headrace.log.past import Past
 from headrace.log.sealed.segment import SealedSegment
-from headrace.log.tail import READ_BYTES, TailFile
+from headrace.log.tail import TailFile
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import Batch

@@ -24,10 +24,11 @@ from uuid import UUID, uuid4
 from headrace.errors import DamagedError, StorageError, UsageError
 from headrace.log import watermark
 from headrace.log.files import MAKING, sync_directory
+from headrace.log.frame_file import HEADER_BYTES, READ_BYTES, FileHeader
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.snapshots import snapshot as snapshots
 from headrace.log.snapshots.start_after import INSTALLING, finish_installing
-from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, TornEnd
+from headrace.log.tail import TailFile, TornEnd
 from headrace.platforms import sync_data
 
 SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index|entries)")

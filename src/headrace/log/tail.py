@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -25,15 +24,22 @@ import numpy as np
 
 from headrace.errors import DamagedError
 from headrace.log import frame
-from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, FailedSync, check_version, making, write_whole
+from headrace.log.files import Descriptor, FailedSync, making, write_whole
+from headrace.log.frame_file import (
+    HEADER_BYTES,
+    READ_BYTES,
+    FileHeader,
+    FrameRows,
+    fault,
+    find_frame,
+    misplaced,
+    read_label,
+    walk,
+)
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice
 from headrace.log.topics.tail_topics import UNKNOWN, TailTopics
 from headrace.message import Batch
-
-READ_BYTES: Final = 1 << 20
-"""Bytes of a tail read at a time."""
 
 FIND_FRAMES: Final = 1 << 16
 """Frames that one search looks at, most of which it skips."""
@@ -43,11 +49,6 @@ _NEVER_SYNCED: Final = "it and everything after it had never been synced"
 _MOST_LABELS: Final = 4096
 """Labels kept in memory; with more publishers and topics at a time, labels are written, or read, more often."""
 
-HEADER_BYTES: Final = 56
-
-_FILE: Final = struct.Struct("<8s16sQQqII")
-_FILE_MAGIC: Final = b"HRTAIL\x02\n"
-
 
 @dataclass(frozen=True, slots=True)
 class TornEnd:
@@ -56,36 +57,6 @@ class TornEnd:
     offset: int
     size: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FileHeader:
-    """The header of a tail file, whose first operation is ``op`` and whose first message will be ``first``.
-
-    ``time`` is the time of the operation before: nothing earlier may follow, even if that one is trimmed.
-    """
-
-    uuid: UUID
-    op: int
-    first: int
-    time: int
-    salt: int
-
-    def serialize(self) -> bytes:
-        """Return the header's bytes, with its checksum."""
-        head = _FILE.pack(_FILE_MAGIC, self.uuid.bytes, self.op, self.first, self.time, self.salt, 0)[:-4]
-        return head + crc32c(head).to_bytes(4, "little")
-
-    @classmethod
-    def parse(cls, data: bytes, path: Path) -> FileHeader:
-        """Parse the header of a file; raise if it is damaged."""
-        check_version(path, data, b"HRTAIL", 2)
-        if len(data) < _FILE.size:
-            raise DamagedError(str(path), 0, 1, None, "the file header is cut short")
-        magic, uuid, op, first, time, salt, crc = _FILE.unpack_from(data)
-        if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE.size - 4]):
-            raise DamagedError(str(path), 0, 1, None, "the file header is not Headrace's")
-        return cls(UUID(bytes=uuid), op, first, time, salt)
 
 
 class FrameColumns(NamedTuple):
@@ -548,27 +519,6 @@ class TailFile:
             self.next = columns.firsts[place]
 
 
-class FrameRows(NamedTuple):
-    """The rows of a frame: how many, which kind, and where they stand."""
-
-    op: int
-    first: int
-    rows: int
-    entries: bool
-
-    @classmethod
-    def of(cls, place: frame.FrameInfo) -> FrameRows:
-        """Return the rows of a frame in a file."""
-        return cls(place.op, place.first, place.rows, place.entries)
-
-
-def misplaced(rows: FrameRows, following: int) -> str:
-    """Describe a frame that stands where another belongs."""
-    if rows.entries or rows.first == following:
-        return f"entries of the log are missing or doubled after message {following - 1}"
-    return f"message {rows.first} stands where {following} belongs"
-
-
 class EncodedFrame(NamedTuple):
     """A frame to be written: its pieces, and the facts that the file remembers."""
 
@@ -581,74 +531,6 @@ class EncodedFrame(NamedTuple):
     """Its label, if the frame contains it; None if it refers to an earlier frame's."""
     topic: str | None
     """The topic, if all its messages share one."""
-
-
-def read_label(path: Path, fd: int, salt: int, offset: int, first: int) -> frame.Label:
-    """Read the label of the frame at ``offset``; raise if that is damaged. ``first`` is the file's first message."""
-    try:
-        window, _ = _frame_at(fd, salt, offset)
-        found = frame.parts(window, 0)
-        if found.info.label:
-            raise frame.BadFrame("a label is not where it belongs")
-    except frame.BadFrame as bad:
-        raise DamagedError(
-            str(path), offset, first, None, f"the label of later frames is lost: {bad}"
-        ) from None
-    return frame.own_label(window, found.label)
-
-
-def walk(fd: int, salt: int, offset: int) -> Iterator[tuple[bytes, frame.FrameInfo]]:
-    """Yield the consecutive good frames of a file from ``offset`` on, each with a window of bytes that contains it.
-
-    Stop at the end of the file, or where :func:`fault` tells what is wrong.
-    """
-    window = b""
-    at = 0
-    while True:
-        for place in frame.scan(window, at, salt):
-            yield window, place
-            at = place.at + place.length
-        lacking = frame.missing(window, at, salt)
-        if not lacking:
-            return
-        offset += at
-        wanted = max(READ_BYTES, len(window) - at + lacking)
-        before = len(window) - at
-        window, at = os.pread(fd, wanted, offset), 0
-        if len(window) <= before:
-            return
-
-
-def fault(fd: int, salt: int, offset: int) -> str:
-    """The reason why there is no good frame at ``offset``."""
-    try:
-        _frame_at(fd, salt, offset)
-    except frame.BadFrame as bad:
-        return str(bad)
-    return "a good frame stands out of place"
-
-
-def find_frame(fd: int, salt: int, offset: int) -> frame.FrameInfo | None:
-    """Find the first good frame at or after ``offset``; its ``at`` is counted from the file's beginning."""
-    mark = salt.to_bytes(4, "little")
-    while window := os.pread(fd, READ_BYTES + len(mark), offset):
-        at = window.find(mark)
-        while at >= 0:
-            if (offset + at) % 4 == 0:
-                try:
-                    return _frame_at(fd, salt, offset + at)[1]
-                except frame.BadFrame:
-                    pass
-            at = window.find(mark, at + 1)
-        offset += READ_BYTES
-    return None
-
-
-def _frame_at(fd: int, salt: int, offset: int) -> tuple[bytes, frame.FrameInfo]:
-    window = os.pread(fd, frame.HEADER.size, offset)
-    window = os.pread(fd, len(window) + frame.missing(window, 0, salt), offset)
-    frame.check(window, 0, salt)
-    return window, frame.info(window, 0)._replace(at=offset)
 
 
 def _runs(places: list[int]) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,8 @@ from headrace.log import Log, recovery
 from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.repair_plan import ForgetState, Keep, Reindex, Restamp, Rewrite, SetAside
 from headrace.log.damage.verify import Progress, verify
-from headrace.log.tail import FileHeader, TailFile
+from headrace.log.frame_file import FileHeader
+from headrace.log.tail import TailFile
 
 
 def test_nothing_is_wrong(written: Written) -> None:

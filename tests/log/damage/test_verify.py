@@ -14,7 +14,7 @@ from headrace.log import Log
 from headrace.log.damage import inspection, verify
 from headrace.log.damage.inspection import Problem, inspect_tail
 from headrace.log.damage.verify import Progress
-from headrace.log.tail import HEADER_BYTES
+from headrace.log.frame_file import HEADER_BYTES
 
 
 def problems(directory: Path) -> list[Problem]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.log.content import SOAK, batch, columns, entries, flat, operations
 
 from headrace.errors import DamagedError
+from headrace.log.frame_file import FileHeader
 from headrace.log.sealed import index
 from headrace.log.sealed import segment as sealed
 from headrace.log.sealed.entries_file import EntriesFile, EntriesWriter
@@ -24,7 +25,6 @@ from headrace.log.sealed.index import SegmentIndex
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.sealed.sized_cache import SizedCache
 from headrace.log.sealed.writing import SegmentEnd, write_segment
-from headrace.log.tail import FileHeader
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch
 
 UUID_ = UUID("00112233-4455-6677-8899-aabbccddeeff")

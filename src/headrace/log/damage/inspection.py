@@ -22,11 +22,11 @@ from uuid import UUID
 from headrace.errors import DamagedError
 from headrace.log import frame, watermark
 from headrace.log.files import Descriptor
+from headrace.log.frame_file import HEADER_BYTES, FileHeader, FrameRows, fault, find_frame, misplaced, walk
 from headrace.log.recovery import SEGMENT_FILE, gap_between, never_begun
 from headrace.log.sealed.index import ENTRIES_LOST, SegmentIndex
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.snapshots import snapshot
-from headrace.log.tail import HEADER_BYTES, FileHeader, FrameRows, fault, find_frame, misplaced, walk
 
 NOBODY: Final = UUID(int=0)
 """The unknown log of a rebuilt index."""

@@ -41,12 +41,13 @@ from headrace.log.damage.repair_plan import (
     files_of,
 )
 from headrace.log.files import Descriptor, WriterLock, making, sync_directory, translating, write_whole
+from headrace.log.frame_file import HEADER_BYTES, READ_BYTES, FileHeader, read_label, walk
 from headrace.log.sealed.entries_file import EntriesWriter
 from headrace.log.sealed.index import ENTRIES_LOST
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.sealed.writing import SegmentEnd, write_segment
 from headrace.log.snapshots import snapshot
-from headrace.log.tail import HEADER_BYTES, READ_BYTES, FileHeader, TailFile, read_label, walk
+from headrace.log.tail import TailFile
 from headrace.message import Batch
 
 __all__ = ["Keep", "Report", "plan", "repair"]

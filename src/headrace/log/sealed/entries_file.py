@@ -18,7 +18,7 @@ import numpy as np
 from headrace.errors import DamagedError
 from headrace.log import frame
 from headrace.log.files import Descriptor, making
-from headrace.log.tail import HEADER_BYTES, FileHeader, fault, walk
+from headrace.log.frame_file import HEADER_BYTES, FileHeader, fault, walk
 from headrace.message import Batch
 
 

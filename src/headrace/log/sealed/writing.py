@@ -15,11 +15,11 @@ from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor, making, write_whole
 from headrace.log.frame import times
+from headrace.log.frame_file import FileHeader
 from headrace.log.sealed.arrow_file import unpack
 from headrace.log.sealed.entries_file import EntriesWriter
 from headrace.log.sealed.index import BATCH, SegmentIndex
 from headrace.log.sealed.segment import SealedSegment
-from headrace.log.tail import FileHeader
 from headrace.log.topics.segment_topics import TopicIndexBuilder
 from headrace.message import SCHEMA
 
