@@ -34,7 +34,7 @@ from tests.net.conftest import Start
 from tests.net.raw import TcpPeer, until
 from tests.net.routing.conftest import Accepting
 
-from headrace.net.server.accepting.connection import ConnectionGroup
+from headrace.net.server.accepting.tcp_door import ConnectionGroup
 from headrace.net.server.process import Server
 
 WEST, EAST = b"west0001", b"east0001"

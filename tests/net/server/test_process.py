@@ -36,7 +36,7 @@ from headrace.errors import ConfigError, LockedError
 from headrace.hub.sequence import TURN_BYTES
 from headrace.log import Log
 from headrace.message import Batch, Run, node_id
-from headrace.net.server.accepting.connection import ConnectionGroup
+from headrace.net.server.accepting.tcp_door import ConnectionGroup
 from headrace.net.server.process import Server
 
 

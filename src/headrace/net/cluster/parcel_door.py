@@ -39,8 +39,9 @@ from headrace.errors import UnexpectedError, WireError
 from headrace.hub.access.principal import Action
 from headrace.hub.sequence import Hub
 from headrace.net.cluster.parcel_authentication import ParcelTags
-from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
+from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import (
     Ack,

@@ -18,8 +18,8 @@ from headrace.cluster.membership import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from headrace.config import Address
 from headrace.errors import UnexpectedError
 from headrace.net.cluster.parcel_door import ParcelHost, ParcelStream
-from headrace.net.server.accepting.connection import ConnectionGroup
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import ConnectionGroup
 from headrace.wire.parcel import stream as wire
 from headrace.wire.parcel.body import Body, DscReq, DscRes, Mode, NodeInfo, Ping, SeqReq, SeqRes, StateChange
 from headrace.wire.parcel.stream import Parcel

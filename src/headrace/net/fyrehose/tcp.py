@@ -31,8 +31,9 @@ from headrace.hub.cursor import (
 )
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.server.accepting.connection import OWN, DoorConnection, TcpDoor
+from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import OWN, TcpDoor
 from headrace.net.server.log.feed import LogFeed
 from headrace.wire.fyrehose import kernels
 from headrace.wire.fyrehose.stream import (

@@ -47,8 +47,8 @@ from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, Skipped
 from headrace.hub.cursor import EncodedCache
 from headrace.message import Batch
 from headrace.net.fyrehose.tcp import LISTED
-from headrace.net.server.accepting.connection import OWN
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import OWN
 from headrace.wire.fyrehose.stream import (
     MAX_DATAGRAM,
     BadDatagram,

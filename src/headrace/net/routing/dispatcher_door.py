@@ -12,8 +12,8 @@ from headrace.hub.routing.dispatcher import Dispatcher
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
 from headrace.net.routing.push_stream import JoiningStream
 from headrace.net.routing.roles import Routing
-from headrace.net.server.accepting.connection import TcpDoor
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.wire.attribute.messages import (
     ConnectorDecoder,
     ConnectorMessage,

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 from headrace.client.reconnect import DialPlan, keep_dialling
 from headrace.client.tls import dial_arguments
 from headrace.config import Address
-from headrace.net.server.accepting.connection import ConnectionGroup, DoorConnection
+from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import ConnectionGroup
 
 HEARTBEATS: Final = 4
 """Heartbeats within ``limits.idle_seconds``, at least."""

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from headrace.hub.access.principal import Action
 from headrace.message import Batch, column_type, envelope_rows
-from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
+from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.wire.attribute.publish import Attributes, PublisherDecoder, Publishes
 
 ORIGIN = "attribute"

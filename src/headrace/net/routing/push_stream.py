@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from headrace.net.server.accepting.connection import ConnectionGroup, DoorConnection
+from headrace.net.server.accepting.connection import DoorConnection
+from headrace.net.server.accepting.tcp_door import ConnectionGroup
 from headrace.wire.attribute.messages import AnyPush
 from headrace.wire.attribute.push_parts import PushJoiner
 from headrace.wire.receive_buffer import Decoder

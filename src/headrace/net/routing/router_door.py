@@ -13,8 +13,8 @@ from headrace.hub.access.principal import Action
 from headrace.hub.routing.client_session import PushSource
 from headrace.net.routing.push_stream import JoiningStream
 from headrace.net.routing.roles import Routing
-from headrace.net.server.accepting.connection import TcpDoor
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.wire.attribute.messages import (
     Handshake,
     Heartbeat,

@@ -19,8 +19,9 @@ from headrace.hub.access.readable import readable_rows
 from headrace.hub.routing.client_session import ClientSession, ReadableRows
 from headrace.hub.routing.connector import Connector
 from headrace.hub.routing.pending_changes import NOTHING_USED, Usage
-from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
+from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES
 from headrace.wire.sdk.auth import Auth, client_id_text
 from headrace.wire.sdk.commands import (

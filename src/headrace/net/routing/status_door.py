@@ -20,8 +20,9 @@ from headrace.hub.routing.roles import role_name
 from headrace.matching import Ring
 from headrace.message import Batch
 from headrace.net.routing.outgoing_connections import Dialled, Dialling
-from headrace.net.server.accepting.connection import DoorConnection, TcpDoor
+from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.wire.attribute.messages import NodeInfo, StatusDecoder, StatusMessage, VnodeInfo, serialize
 
 

@@ -24,8 +24,8 @@ from headrace.net.routing.router_door import RouterDoor
 from headrace.net.routing.sdk_door import SdkDoor
 from headrace.net.routing.status_door import RingPosition, StatusDoor, ToMatchers
 from headrace.net.server.accepting.binding import DoorBinder
-from headrace.net.server.accepting.connection import TcpDoor
 from headrace.net.server.accepting.door import Door, DoorContext
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.net.server.status.program_reports import ProgramReports
 from headrace.net.spp.door import SppDoor
 

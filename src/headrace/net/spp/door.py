@@ -23,8 +23,9 @@ from headrace.hub.access.principal import Action, Forbidden
 from headrace.hub.services.publish import ServiceChange, ServicePublishing
 from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
 from headrace.message import Batch
-from headrace.net.server.accepting.connection import RECEIVE_BYTES, DoorConnection, TcpDoor
+from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
+from headrace.net.server.accepting.tcp_door import RECEIVE_BYTES, TcpDoor
 from headrace.net.server.access.challenge import new_challenge
 from headrace.wire.sdk.auth import client_id_text, parse_auth
 from headrace.wire.spp import (
