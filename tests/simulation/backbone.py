@@ -20,6 +20,7 @@ from headrace.client.fyrehose.journal import Journal, JournalBounds, SendDeliver
 from headrace.client.fyrehose.journal import JournalEffect as Answer
 from headrace.client.fyrehose.repair import Ask, Delivered, Discarded, LostRange, Repair, RepairEvent
 from headrace.client.fyrehose.timing import RepairTiming
+from headrace.hub.backbone.pacing import Pace
 from headrace.hub.backbone.rules import (
     Acknowledge,
     Backbone,
@@ -31,7 +32,6 @@ from headrace.hub.backbone.rules import (
     SendForward,
 )
 from headrace.hub.backbone.udp_subscribers import Endpoint, SendRange, UdpBounds
-from headrace.hub.pacing import Pace
 from headrace.message import Run
 from headrace.wire.fyrehose import stream as fyrehose
 

@@ -13,7 +13,7 @@ from headrace.client.fyrehose.journal import (
     UnansweredReason,
 )
 from headrace.client.fyrehose.reorder_buffer import ReorderBuffer
-from headrace.hub.pacing import Pace
+from headrace.hub.backbone.pacing import Pace
 from headrace.message import Run
 from headrace.wire.fyrehose.stream import Forward
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.hub.access.addresses import Addresses
+from headrace.hub.backbone.pacing import Pace
 from headrace.hub.backbone.rules import (
     Acknowledge,
     Backbone,
@@ -27,7 +28,6 @@ from headrace.hub.backbone.rules import (
     Unserved,
 )
 from headrace.hub.backbone.udp_subscribers import LEASE, Endpoint, Lease, SendRange, Skipped, UdpBounds
-from headrace.hub.pacing import Pace
 from headrace.message import MAX_SEQUENCE
 from headrace.wire.fyrehose.stream import (
     Challenge,

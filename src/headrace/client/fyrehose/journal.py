@@ -21,8 +21,8 @@ from enum import StrEnum
 import numpy as np
 
 from headrace.client.fyrehose.reorder_buffer import ReorderBuffer, Stretch
+from headrace.hub.backbone.pacing import Pace, TokenBucket
 from headrace.hub.backbone.udp_subscribers import Endpoint
-from headrace.hub.pacing import Pace, TokenBucket
 from headrace.message import Run
 from headrace.wire.fyrehose.stream import Forward
 

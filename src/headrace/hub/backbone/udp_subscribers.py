@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from headrace.hub.backbone.pacing import Pace, TokenBucket
 from headrace.hub.cursor import Cursor, EncodedChunk
-from headrace.hub.pacing import Pace, TokenBucket
 from headrace.hub.sequence_ranges import Ranges
 
 LEASE = 5.0

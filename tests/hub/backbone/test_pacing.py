@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.hub.pacing import Pace, TokenBucket
+from headrace.hub.backbone.pacing import Pace, TokenBucket
 
 PACE = Pace(datagrams_per_second=100, bytes_per_second=10_000, burst_datagrams=8, burst_bytes=1_000)
 
