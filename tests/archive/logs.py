@@ -13,7 +13,7 @@ from headrace.archive.appending import append, ledger_for
 from headrace.archive.ledger import Writer
 from headrace.archive.past import ArchivedPast
 from headrace.log import Log
-from headrace.log.store import remove_files
+from headrace.log.maintained import remove_files
 from headrace.message import SCHEMA, Batch, Run, envelope_rows, map_column
 
 BEGIN = 1_790_000_000_000_000

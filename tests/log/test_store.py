@@ -12,7 +12,8 @@ import pytest
 from tests.log.content import append, append_entries, batch, columns, content_of, flat, seal_all
 
 from headrace.errors import ClosedError, DamagedError, FullError, StorageError, TrimmedError, UsageError
-from headrace.log import Log, store
+from headrace.log import Log, maintained, store
+from headrace.log.reading import Segment
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.snapshots import snapshot
 from headrace.log.tail import TailFile
@@ -561,14 +562,14 @@ class TestClosing:
         append(log, b"x")
         log.rotate()
         sealing, go_on = threading.Event(), threading.Event()
-        original = store.seal
+        original = maintained.seal
 
         def slow(*arguments: object, **keywords: object) -> object:
             sealing.set()
             assert go_on.wait(10)
             return original(*arguments, **keywords)
 
-        monkeypatch.setattr(store, "seal", slow)
+        monkeypatch.setattr(maintained, "seal", slow)
         sealer = threading.Thread(target=log.seal_next)
         sealer.start()
         assert sealing.wait(10)
@@ -585,7 +586,7 @@ class TestClosing:
 
 class TestDropping:
     @staticmethod
-    def drop_all(log: Log) -> list[store.Segment]:
+    def drop_all(log: Log) -> list[Segment]:
         log.write_snapshot(log.head_op, log.head, {})
         _, gone = log.let_go(1 << 60, retain_bytes=0, retain_us=None, holds={}, unsealed=True)
         return gone
@@ -602,7 +603,7 @@ class TestDropping:
         original = Log._seal
 
         def late(self: Log, tail: TailFile) -> SealedSegment | None:
-            store.remove_files(TestDropping.drop_all(log))
+            maintained.remove_files(TestDropping.drop_all(log))
             monkeypatch.setattr(Log, "_seal", original)
             return original(self, tail)
 
@@ -620,13 +621,13 @@ class TestDropping:
         log = Log.open(tmp_path)
         append(log, b"x")
         log.rotate()
-        original = store.seal
+        original = maintained.seal
 
         def meanwhile(*arguments: object, **keywords: object) -> object:
             assert TestDropping.drop_all(log) == []
             return original(*arguments, **keywords)
 
-        monkeypatch.setattr(store, "seal", meanwhile)
+        monkeypatch.setattr(maintained, "seal", meanwhile)
         assert log.seal_next() is not None
         assert log.first == 1
         log.close()
@@ -649,7 +650,7 @@ class TestDropping:
             assert len(self.drop_all(log)) == 3
             log.close()
             again = Log.open(tmp_path)
-            store.remove_files(self.drop_all(again))
+            maintained.remove_files(self.drop_all(again))
             again.close()
         log = Log.open(tmp_path)
         assert (log.first, log.head) == (2, 3)

@@ -21,7 +21,7 @@ from headrace.errors import DamagedError, MalformedError
 from headrace.log import Log, watermark
 from headrace.log.checksum import crc32c
 from headrace.log.files import Descriptor, check_version, sync_directory, translating, write_whole
-from headrace.log.store import Fsync
+from headrace.log.maintained import Fsync
 
 MAX_NODES: Final = 64
 """The most nodes that vote; each of them gets each operation."""

@@ -1,6 +1,6 @@
 """The log: every message that entered, in one order, on disk.
 
-``store``, ``reading``    :class:`Log`: the half that writes and the half that reads
+``store``                 :class:`Log`: append, commit, sync; ``reading`` reads it, ``maintained`` seals and trims it
 ``tail``, ``frame_file``  the open tail: files of compact, checksummed frames (``frame``), one per batch
 ``tail_writer``           writing to the tail, and cutting it back
 ``sealed``                sealed segments: plain Arrow IPC files, each with an index of checksums

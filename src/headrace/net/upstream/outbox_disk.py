@@ -27,8 +27,8 @@ from headrace.hub.publishing.storing.storing_relay import StoringRelay
 from headrace.hub.sequence import Hub
 from headrace.hub.services.objects import PART as SERVICES
 from headrace.log import Log
+from headrace.log.maintained import remove_files
 from headrace.log.snapshots.start_after import is_log
-from headrace.log.store import remove_files
 from headrace.net.server.log.maintenance import GroupCommit
 from headrace.net.server.log.repeat_comparison import in_threads
 from headrace.net.server.machine.clock import machine_clock

@@ -26,8 +26,8 @@ from headrace.hub.state import entry
 from headrace.hub.state_parts import StateParts
 from headrace.hub.steady_clock import SteadyClock
 from headrace.log import Log
+from headrace.log.maintained import remove_files
 from headrace.log.sealed.segment import SealedSegment
-from headrace.log.store import remove_files
 from headrace.message import Batch, Run
 from headrace.net.server import process as servers
 from headrace.net.server.log import maintenance as upkeeps

@@ -21,8 +21,8 @@ from headrace.hub.consumers.cursors import Consumers, remove, use
 from headrace.hub.consumers.unused import UnusedConsumers
 from headrace.hub.sequence import Hub
 from headrace.hub.steady_clock import SteadyClock
+from headrace.log.maintained import remove_files
 from headrace.log.snapshots.pieces import Section, in_pieces
-from headrace.log.store import remove_files
 from headrace.log.tail import TailFile
 from headrace.net.server.machine.clock import machine_clock
 from headrace.net.server.machine.disk_room import DiskRoom
