@@ -103,7 +103,7 @@ EXAMPLES: list[tuple[HeadraceError, str, dict[str, object]]] = [
     ),
     (
         DamagedError("open.log", 64, 10, None, "CRC32C differs"),
-        "open.log: CRC32C differs at byte 64; messages 10 on are in doubt",
+        "open.log: CRC32C differs at byte 64; messages from 10 on are in doubt",
         {"last": None},
     ),
     (

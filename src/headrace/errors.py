@@ -248,7 +248,7 @@ class DamagedError(StorageError):
         self.last = last
         self.reason = reason
         if last is None:
-            doubtful = f"messages {first} on"
+            doubtful = f"messages from {first} on"
         elif last >= first:
             doubtful = f"messages {first} to {last}"
         else:

@@ -92,7 +92,7 @@ class TestFindings:
         )
         assert damaged == f"{where}; messages 9 to 10 are in doubt"
         assert torn.endswith(
-            "messages 29 on are in doubt (left by a crash; repaired when the log is next opened)"
+            "messages from 29 on are in doubt (left by a crash; repaired when the log is next opened)"
         )
 
     def test_holes_and_overlaps(self, written: Written) -> None:

@@ -1,4 +1,4 @@
-"""TCP doors: the one accept path, and the connections of each kind as a group.
+"""TCP doors, and the open connections of each kind as a group.
 
 A :class:`TcpDoor` accepts through the hub's entrance, and admits each connection or says why not. A
 :class:`ConnectionGroup` without a door holds connections that the hub has dialled itself.
