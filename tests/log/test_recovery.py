@@ -578,7 +578,7 @@ class TestEntries:
             (1, ("entries",), "entries of the log before message 1 are in doubt"),
             (7, ("entries",), "entries of the log after message 3 are in doubt"),
             (7, ("arrow",), "entries of the log after message 3 are missing before it"),
-            (7, ("index",), "its index is missing at byte 0; messages 4 on"),
+            (7, ("index",), "its index is missing at byte 0; messages from 4 on"),
             (10, ("open",), "entries of the log after message 3 are missing before it"),
         ],
     )

@@ -116,7 +116,7 @@ class TestTails:
         written.change(25, "open", 60)
         report, log = written.repaired()
         assert (report.last, report.lost) == (24, ((25, None),))
-        assert "lost: messages 25 on" in list(report.lines())
+        assert "lost: messages from 25 on" in list(report.lines())
         assert report.uuid_after != written.uuid
         written.check_goes_on(log)
 

@@ -240,7 +240,7 @@ def decide(directory: Path, keep: Keep, names: tuple[UUID | None, UUID] | None =
 def in_words(first: int, last: int | None) -> str:
     """Describe a range of messages."""
     if last is None:
-        return f"messages {first} on"
+        return f"messages from {first} on"
     return f"messages {first} to {last}" if last >= first else "no messages"
 
 
