@@ -26,12 +26,12 @@ from headrace.hub.consumers.cursors import (
     Lag,
     RangesForgotten,
     Terms,
-    bury,
     create,
     remove,
     reset,
     settle,
 )
+from headrace.hub.consumers.dead_letters import bury
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.consumers.settlements import Settled, TurnEntries, decode, encode, entries
 from headrace.hub.state import HubState

@@ -18,6 +18,7 @@ from headrace.errors import RefusedError
 from headrace.hub.consumers import cursors as consumers
 from headrace.hub.consumers import delivery
 from headrace.hub.consumers.cursors import Consumer, Consumers, Lag, Terms
+from headrace.hub.consumers.dead_letters import bury
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, DeliveryLimits, Expired
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
 from headrace.hub.consumers.settlements import Settled
@@ -629,7 +630,7 @@ class Sharing(RuleBasedStateMachine):
         mask = [
             seq in self.matching and dead.first <= seq <= dead.last for seq in rows.column("seq").to_pylist()
         ]
-        burial = consumers.bury(self.consumer, settled, rows.filter(mask), dead.tries)
+        burial = bury(self.consumer, settled, rows.filter(mask), dead.tries)
         letters: set[int] = set()
         if burial.letters is not None:
             batch = self.submit(burial.letters)

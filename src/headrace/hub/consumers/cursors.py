@@ -17,11 +17,8 @@ and ``consumer/``, numbers that are done (:mod:`~headrace.hub.consumers.settleme
 Done ranges are a set, so entries may repeat and overlap. At most :data:`MAX_RANGES` of them are kept above the floor; a
 range without room is forgotten and delivered again. Delivery keeps within that limit.
 
-A **dead letter** is a copy of a message under the consumer's dead-letter topic, with its attributes and :data:`ADDED`.
-Dead letters and, right after them, the entry that marks their originals as done are appended together, so neither is in
-the log without the other. The entry marks the letters as done, too: they are not the consumer's own messages. A dead
-letter that fails at another consumer is not copied again: two consumers of everything would send each other's failures
-back and forth forever.
+A message that is given up becomes a dead letter (:mod:`~headrace.hub.consumers.dead_letters`) under the consumer's
+dead-letter topic. The entry that marks the original as done marks the letter as done, too: it is not the consumer's.
 
 Others may publish under that topic as well, and nothing of that is the consumer's. So the state follows messages, too:
 it keeps the newest of them that is not marked as done (:attr:`Consumer.passed_over`), up to which a count of what is
@@ -36,7 +33,6 @@ from math import isfinite
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
@@ -47,7 +43,7 @@ from headrace.hub.consumers.settlements import PART, Settled, decode, encode, en
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import entry
 from headrace.log.snapshots.pieces import array_header, rows
-from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch, Run, envelope_rows, map_column
+from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
 from headrace.protocols import DEAD_LETTER
 
 MAX_CONSUMERS: Final = 4096
@@ -56,9 +52,6 @@ MAX_RANGES: Final = 4096
 MAX_NAME: Final = 255
 MAX_TERMS: Final = 64 << 10
 MAX_ACK_SECONDS: Final = 7 * 86_400.0
-
-ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.tries")
-"""Attributes that a dead letter has besides those of its original."""
 
 
 class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -406,47 +399,6 @@ def use(name: str) -> Batch:
     return _entry(name, _Order(use=True))
 
 
-class Burial(NamedTuple):
-    """Dead letters, if there are any, and the entry to be appended right after them."""
-
-    letters: Batch | None
-    entry: Batch
-
-
-def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int) -> Burial:
-    """Make dead letters, and the entry that marks their originals as done.
-
-    ``rows`` are the consumer's; only those within the settled ranges become dead letters.
-    """
-    rows = within(rows, settled.ranges)
-    dead = rows.num_rows
-    rows = rows.filter(pc.not_equal(rows.column("origin"), DEAD_LETTER))
-    entry = entries(encode(settled, dead, rows.num_rows))
-    if not rows.num_rows:
-        return Burial(None, entry)
-    columns = {
-        "attributes": map_column("attributes", _attributes(consumer, rows, tries)),
-        "numbers": rows.column("numbers"),
-    }
-    letters = Batch(
-        Run.from_arrow(rows.column("payload")),
-        origin=DEAD_LETTER,
-        publisher=consumer.name,
-        topic=consumer.dead_letter,
-        columns=envelope_rows(columns),
-    )
-    return Burial(letters, entry)
-
-
-def within(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:
-    """Keep the rows whose numbers are in some ranges."""
-    seqs = rows.column("seq").to_numpy()
-    kept = np.zeros(len(seqs), np.bool_)
-    for first, last in ranges:
-        kept[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")] = True
-    return rows.filter(pa.array(kept))
-
-
 _Seq: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE + 1)]
 
 
@@ -472,12 +424,6 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 
 def _entry(name: str, order: _Order) -> Batch:
     return entry(PART, name, msgspec.json.encode(order))
-
-
-def _attributes(consumer: Consumer, rows: pa.RecordBatch, tries: int) -> Iterator[dict[str, str]]:
-    names = ("attributes", "seq", "topic", "origin")
-    for attributes, *was in zip(*(rows.column(name).to_pylist() for name in names), strict=True):
-        yield {**dict(attributes), **dict(zip(ADDED, map(str, (consumer.name, *was, tries)), strict=True))}
 
 
 def _check_name(name: str) -> None:

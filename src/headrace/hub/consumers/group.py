@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ClosedError, HeadraceError, StorageError, TrimmedError, WireError
-from headrace.hub.consumers import cursors
-from headrace.hub.consumers.cursors import Burial, Consumer
+from headrace.hub.consumers.cursors import Consumer
+from headrace.hub.consumers.dead_letters import Burial, bury, within
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, Expired
 from headrace.hub.consumers.outstanding import count
 from headrace.hub.consumers.settlements import Settled, TurnEntries
@@ -281,7 +281,7 @@ class ConsumerGroup:
             return
         wanted = self.delivery.delivered(given, found.last, found.matching, now)
         if wanted and found.body is not None:
-            body = found.body if wanted == found.matching else body_of(cursors.within(found.rows, wanted))
+            body = found.body if wanted == found.matching else body_of(within(found.rows, wanted))
             member.needs = 1
             member.send(given, found.last, body)
             self._delivered.value += count(wanted)
@@ -345,7 +345,7 @@ class ConsumerGroup:
             last = found.last
             settled = self.delivery.bury(letter.first, last)
             if settled.ranges:
-                self._submit(cursors.bury(self.consumer, settled, found.rows, letter.tries), settled)
+                self._submit(bury(self.consumer, settled, found.rows, letter.tries), settled)
                 self._hub.counters.add("consumer_dead", found.rows.num_rows)
         elif isinstance(found, TrimmedError):
             self._trimmed(found)

@@ -18,7 +18,8 @@ from aiohttp import web
 from headrace.errors import LimitError, StorageError
 from headrace.hub.access.principal import Action
 from headrace.hub.consumers import cursors
-from headrace.hub.consumers.cursors import ADDED, Consumer
+from headrace.hub.consumers.cursors import Consumer
+from headrace.hub.consumers.dead_letters import ADDED
 from headrace.hub.filters import Filter
 from headrace.hub.topic_test import TopicTest
 from headrace.log import Log
