@@ -35,7 +35,7 @@ from tests.system.observing import status
 import headrace
 from headrace.errors import HeadraceError
 from headrace.log import Log
-from headrace.log.damage.inspection import Problem
+from headrace.log.damage.findings import Problem
 from headrace.log.damage.verify import verify
 from headrace.message import messages
 

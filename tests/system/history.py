@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.log import Log
-from headrace.log.damage.inspection import Problem
+from headrace.log.damage.findings import Problem
 from headrace.log.damage.verify import verify
 from headrace.message import Bytes
 from headrace.wire.fyrehose.stream import DeliverRun

@@ -12,7 +12,8 @@ from tests.log.written import NAME, Written, write
 
 from headrace.errors import DamagedError, TrimmedError
 from headrace.log import Log
-from headrace.log.damage.inspection import Problem, inspect_tail
+from headrace.log.damage.findings import Problem
+from headrace.log.damage.inspection import inspect_tail
 from headrace.log.damage.repair import plan, repair
 from headrace.log.damage.repair_plan import ForgetState, MarkLost, Reindex, Restamp, Rewrite, SetAside
 from headrace.log.damage.verify import Progress, verify

@@ -12,7 +12,8 @@ from tests.log.written import NAME, Written
 
 from headrace.log import Log
 from headrace.log.damage import inspection, verify
-from headrace.log.damage.inspection import Problem, inspect_tail
+from headrace.log.damage.findings import Problem
+from headrace.log.damage.inspection import inspect_tail
 from headrace.log.damage.verify import Progress
 from headrace.log.frame_file import HEADER_BYTES
 

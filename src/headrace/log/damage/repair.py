@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from headrace.log import frame, recovery, watermark
-from headrace.log.damage.inspection import GoodRange, InspectedSegment
+from headrace.log.damage.findings import GoodRange, InspectedSegment
 from headrace.log.damage.repair_plan import (
     BeginTail,
     ForgetState,

@@ -22,15 +22,8 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID, uuid4
 
-from headrace.log.damage.inspection import (
-    GoodRange,
-    InspectedSegment,
-    Problem,
-    inspect,
-    inspect_snapshot,
-    log_uuids,
-    numbers,
-)
+from headrace.log.damage.findings import GoodRange, InspectedSegment, Problem
+from headrace.log.damage.inspection import inspect, inspect_snapshot, log_uuids, numbers
 from headrace.log.recovery import is_topics_alone
 from headrace.log.snapshots import snapshot
 

@@ -13,15 +13,8 @@ from typing import Final
 
 from headrace.errors import DamagedError
 from headrace.log import watermark
-from headrace.log.damage.inspection import (
-    InspectedSegment,
-    Problem,
-    inspect,
-    inspect_snapshot,
-    inspect_tail,
-    log_uuids,
-    numbers,
-)
+from headrace.log.damage.findings import InspectedSegment, Problem
+from headrace.log.damage.inspection import inspect, inspect_snapshot, inspect_tail, log_uuids, numbers
 from headrace.log.files import has_writer
 from headrace.log.proof.chain import Chain
 from headrace.log.proof.log_chain import FILE

@@ -15,7 +15,7 @@ from headrace.cli.terminal.output import console, counted, print_json, size, wan
 
 if TYPE_CHECKING:
     from headrace.log.damage import verify as checking
-    from headrace.log.damage.inspection import Problem
+    from headrace.log.damage.findings import Problem
 
 EXAMPLES: Final = (
     ("Check:", "headrace log verify --data /var/lib/headrace"),
@@ -30,7 +30,7 @@ def verify(config: Config = None, data: Data = None, as_json: Json = False) -> N
     the messages in doubt.
     """
     from headrace.log.damage import verify as checking
-    from headrace.log.damage.inspection import Problem
+    from headrace.log.damage.findings import Problem
 
     directory = existing_log(load_settings(config, data))
     problems: list[Problem] = []
