@@ -137,7 +137,7 @@ def parse_url(url: str, hosts: str | None, doors: Mapping[str, str]) -> tuple[st
 
 
 class Courtesy:
-    """Yields to the event loop after this many bytes were sent without waiting."""
+    """Yields to the event loop after ``size`` bytes were sent without waiting; each send counts ``cost`` more."""
 
     def __init__(self, size: int, cost: int) -> None:
         self._size = size
