@@ -23,6 +23,7 @@ from headrace.cluster.effects import (
     Sync,
 )
 from headrace.cluster.history import MAX_SPANS, History
+from headrace.cluster.normal_operation import LULL
 from headrace.cluster.replica import Replica
 from headrace.errors import MalformedError, UsageError
 from headrace.wire.parcel.body import (
@@ -101,6 +102,30 @@ class TestNormalOrder:
         assert one.receive(30, PrepareOk(4, 3), b"", 0.1) == []
         # Nothing else is under way: the backups need not wait for the next heartbeat.
         assert one.receive(30, PrepareOk(4, 5), b"", 0.1) == [Advance(5), Broadcast(Commit(4, 5, 5))]
+
+    def test_while_batches_follow_one_another_the_next_one_tells_what_is_committed(self) -> None:
+        one = primary()
+        one.appended(1, 1, 1.0)
+        one.receive(10, PrepareOk(4, 1), b"", 1.0002)
+        one.appended(2, 2, 1.0004)
+        # The next one is expected soon.
+        assert one.receive(10, PrepareOk(4, 2), b"", 1.0006) == [Advance(2)]
+        assert one.appended(3, 3, 1.0008) == [Broadcast(Prepare(4, 3, 3, 2))]
+        assert one.receive(10, PrepareOk(4, 3), b"", 1.001) == [Advance(3)]
+        # Somebody waits at node 30, and nobody anywhere else.
+        assert one.tell(30, 1.001) == [Send(30, Commit(4, 3, 3))]
+        # None comes: the others are not left to wait.
+        due = 1.0008 + LULL
+        assert (one.next_timer() or 0) <= due
+        assert one.tick(due - 0.0001) == []
+        assert one.tick(due) == [Broadcast(Commit(4, 3, 3))]
+        assert one.tick(due) == one.tell(30, due) == []
+        # One that comes alone is told of at once.
+        one.appended(4, 4, 2.0)
+        assert one.receive(10, PrepareOk(4, 4), b"", 2.0002) == [Advance(4), Broadcast(Commit(4, 4, 4))]
+
+    def test_only_a_primary_tells_what_is_committed(self) -> None:
+        assert backup(tail=3).tell(30, 0.1) == []
 
     def test_what_a_cut_leaves_is_synced_again_if_a_sync_was_under_way(self) -> None:
         """The one under way says nothing any more, and nothing else may ever be appended."""

@@ -4,7 +4,9 @@ The primary streams each batch to every backup as soon as it is numbered (Prepar
 any number may be in flight. A backup appends what follows its tail and confirms how far its log reaches (PrepareOk).
 What a majority has, the primary among them, is committed.
 
-Nothing is sent twice. The primary announces its tail regularly (Commit), and a backup that lacks something fetches it
+Nothing is sent twice. What is committed is told with the next Prepare. If there is none, it is told at once (Commit),
+except while Prepares follow one another within :data:`LULL`: then the next one has that long to come. The primary
+announces its tail regularly in the same way, and a backup that lacks something fetches it
 (:mod:`~headrace.cluster.catchup`); the same heartbeat makes a backup repeat a PrepareOk that was lost.
 
 A backup that hears nothing from the primary is not *content*. Nor is a primary that hears no PrepareOk from a majority,
@@ -14,11 +16,16 @@ decided in :mod:`~headrace.cluster.views`.
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.cluster.catchup import CatchUp
 from headrace.cluster.effects import Status
 from headrace.cluster.replica_state import ReplicaState
 from headrace.cluster.tied_ops import Spans
 from headrace.wire.parcel.body import Commit, Prepare, PrepareOk
+
+LULL: Final = 0.002
+"""Seconds after a Prepare in which another is expected, if that one came as soon after the one before it."""
 
 
 class NormalOperation:
@@ -32,6 +39,12 @@ class NormalOperation:
         self._heard: dict[int, float] = {}
         """Primary: when each backup last confirmed. Backup: when the primary was last heard."""
         self._begun = 0.0
+        self._until = 0.0
+        """When this node is no longer content, unless it hears something before."""
+        self._prepared = self._tell_at = 0.0
+        """Primary: when the last batch was sent out, and when what was committed since has to be told."""
+        self._untold = False
+        """Primary: whether there is any."""
         self._beat = 0.0
         self._confirmed = 0.0
         self._patience = 0.0
@@ -45,6 +58,9 @@ class NormalOperation:
         self._heard = dict.fromkeys(state.nodes, state.now)
         self._beat = state.now + state.timing.beat
         self._patience = state.timing.patience * (1 + state.random.random() / 2)
+        self._until = self._content_until()
+        self._prepared = self._tell_at = state.now - LULL
+        self._untold = False
         if state.is_primary:
             self._decide()
         else:
@@ -52,13 +68,16 @@ class NormalOperation:
 
     def content(self) -> bool:
         """Whether the view works, as far as this node can see."""
-        return self._state.now < self._content_until()
+        return self._state.now < self._until
 
     def appended(self, first: int, last: int, tied: Spans = ()) -> None:
         """Primary: send out a batch that was numbered and appended here."""
         state = self._state
         state.appended(last, tied)
         state.broadcast(Prepare(state.view, first, last, state.commit))
+        self._tell_at = state.now + (LULL if state.now < self._prepared + LULL else 0)
+        self._prepared = state.now
+        self._untold = False
         self._beat = state.now + state.timing.beat
         self._decide()
 
@@ -100,9 +119,16 @@ class NormalOperation:
         if body.last > state.tail:
             return
         self._heard[sender] = state.now
+        self._until = self._content_until()
         if body.last > self._acknowledged.get(sender, 0):
             self._acknowledged[sender] = body.last
             self._decide()
+
+    def tell(self, node: int) -> None:
+        """Primary: tell a backup what is committed, unless all have been told."""
+        state = self._state
+        if self._untold:
+            state.send(node, Commit(state.view, state.tail, state.commit))
 
     def synced(self) -> None:
         """Go on: more of the log is synced."""
@@ -114,6 +140,8 @@ class NormalOperation:
     def tick(self) -> None:
         """Primary: send a heartbeat. Backup: ask the others if the primary is silent."""
         state = self._state
+        if self._untold and state.now >= self._tell_at:
+            self._tell_all()
         if state.now < self._beat:
             return
         self._beat = state.now + state.timing.beat
@@ -122,12 +150,12 @@ class NormalOperation:
                 self._catchup.inquire()
         elif self.content():
             # A primary that is not content falls silent, so that the others look for another.
-            state.broadcast(Commit(state.view, state.tail, state.commit))
+            self._tell_all()
 
     def next_timer(self) -> float:
         """When :meth:`tick` has something to do, or :meth:`content` changes."""
-        until = self._content_until()
-        return min(self._beat, until) if self._state.now < until else self._beat
+        soon = min(self._beat, self._tell_at) if self._untold else self._beat
+        return min(soon, self._until) if self._state.now < self._until else soon
 
     def _heard_primary(self, commit: int) -> None:
         state = self._state
@@ -135,6 +163,7 @@ class NormalOperation:
         primary = state.primary
         if primary is not None:
             self._heard[primary] = state.now
+            self._until = self._content_until()
 
     def _content_until(self) -> float:
         state = self._state
@@ -160,6 +189,14 @@ class NormalOperation:
         commit = state.tied.whole(reached[state.majority - 1])
         if commit > state.commit:
             state.advance(commit)
-            if state.commit == state.tail:
-                # Under load the next Prepare says so; without load, nothing should wait for the heartbeat.
-                state.broadcast(Commit(state.view, state.tail, state.commit))
+            if state.commit < state.tail:
+                return  # Another Prepare has been sent: the answers to it commit more.
+            self._untold = state.now < self._tell_at
+            if not self._untold:
+                self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Primary: tell where the log ends, and what is committed."""
+        state = self._state
+        self._untold = False
+        state.broadcast(Commit(state.view, state.tail, state.commit))

@@ -129,6 +129,14 @@ class Replica:
         self._normal.appended(first, last, tied)
         return state.take_effects()
 
+    def tell(self, node: int, now: float) -> list[Effect]:
+        """Tell a node at once what is committed: somebody there waits for it."""
+        state = self.state
+        state.now = now
+        if state.is_primary:
+            self._normal.tell(node)
+        return state.take_effects()
+
     def leave(self, now: float) -> list[Effect]:
         """Leave the view of which this node is primary: its log ends within a group that nobody will finish."""
         state = self.state

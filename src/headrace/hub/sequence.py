@@ -469,7 +469,10 @@ class Hub:
             self._hand_out(batches[-1].last_op, batches, [None] * len(batches))
 
     def _hand_out(self, upto: int, batches: Sequence[Batch], dones: Sequence[Done | None]) -> None:
-        """Commit operations up to ``upto``: the state has them first, then readers, then those who wait for them."""
+        """Commit operations up to ``upto``: the state has them first, then readers, then those who wait for them.
+
+        Only what another hub has numbered is answered before readers have it: its publisher has waited for two hubs.
+        """
         for batch in batches:
             if self.sequencer is None:
                 self._received[batch.origin].value += len(batch)
@@ -477,14 +480,14 @@ class Hub:
         self.log.commit(upto)
         if not batches:
             return
+        if self.sequencer is not None:
+            self.sequencer.committed(self.log.head_op)
         messages = [batch for batch in batches if not batch.is_entries]
         for door in self.doors:
             door.deliver(messages)
         for batch, done in zip(batches, dones, strict=True):
             if done is not None:
                 done(batch)
-        if self.sequencer is not None:
-            self.sequencer.committed(self.log.head_op)
 
     def received(self, batch: Batch) -> None:
         """Count what was committed of what came by one of this hub's doors."""

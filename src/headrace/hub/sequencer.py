@@ -155,4 +155,4 @@ class Sequencer(Protocol):
         """Open a publisher's name: who held it before is fenced."""
 
     def committed(self, op: int) -> None:
-        """Note that every operation up to ``op`` is committed here, and its messages handed to every door."""
+        """Note that every operation up to ``op`` is committed here; doors are handed its messages right after."""

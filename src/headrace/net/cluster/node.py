@@ -346,6 +346,9 @@ class ClusterNode(ParcelHost):
         def told(answer: PrimaryAnswer) -> None:
             ack = Ack(view, request, answer.first or 0, answer.last or 0)
             stream.post(ack, serialize_answer(answer), certain=True)
+            # The node answers its client when it knows what is committed.
+            if stream.peer is not None:
+                self._replication.tell(stream.peer.id)
 
         self._intake.answer(stream, asked, body, told)
 

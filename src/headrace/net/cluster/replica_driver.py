@@ -46,13 +46,11 @@ from headrace.cluster.effects import (
 )
 from headrace.cluster.replica import Replica
 from headrace.cluster.replica_state import Timing
-from headrace.cluster.tied_ops import Spans
 from headrace.errors import HeadraceError, StorageError, WireError
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Sequencer
-from headrace.log.replication_frames import unpack
 from headrace.message import Batch
-from headrace.net.cluster.transfers import between, numbered, served, tied_spans
+from headrace.net.cluster.transfers import NOTHING, between, numbered, received, served, tied_spans
 from headrace.net.server.machine.log_disk import LogDisk
 from headrace.wire.parcel.body import NewState, Prepare, Replication
 
@@ -66,7 +64,7 @@ MAX_APPEND: Final = 48 << 20
 
 _TICK_SECONDS: Final = 0.25
 _CLOSE_ENOUGH: Final = 0.02
-"""A timer this close to the right time is kept: each batch would set a new one."""
+"""A timer this close to the right time is kept, unless that is sooner: each batch would set a new one."""
 _RESTART_SECONDS: Final = 1.0
 _NOTE_SECONDS: Final = 0.05
 """Seconds from a commit to noting it, with all that are committed meanwhile."""
@@ -121,6 +119,7 @@ class ReplicaDriver:
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
         self._when = 0.0
+        self._looked = 0.0
         self._closed = False
         self._ticked: Callable[[float], None] = lambda _: None
         hub.append_bytes = MAX_APPEND
@@ -180,29 +179,27 @@ class ReplicaDriver:
         replica = self.replica
         if replica is None:
             return
-        batches: Sequence[Batch] = ()
-        tied: Spans = ()
-        uuid = None
+        came, size = NOTHING, len(bulk)
         if isinstance(body, Prepare | NewState):
-            if body.last >= body.first:
-                uuid, batches = unpack(bulk, body.first, body.last)
-                tied = tied_spans(batches)
-                # In normal order the logs are the same one. Otherwise this log may end in operations that no other
-                # node took over: they are cut off before anything is appended.
-                in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
-                # While something is still to be done to the log, that is judged when it is appended.
-                settled = not self._stepping and not self._queue
-                if in_order and settled and not self._is_ours(uuid):
-                    return
-            size, bulk = len(bulk), b""
-        else:
-            size = len(bulk)
-        self._run(partial(replica.receive, sender, body, bulk, tied=tied), batches, uuid, size)
+            came, bulk = received(body, bulk), b""
+            # In normal order the logs are the same one. Otherwise this log may end in operations that no other
+            # node took over: they are cut off before anything is appended.
+            in_order = replica.state.status is Status.NORMAL and body.view == replica.state.view
+            # While something is still to be done to the log, that is judged when it is appended.
+            settled = not self._stepping and not self._queue
+            if in_order and settled and came.uuid is not None and not self._is_ours(came.uuid):
+                return
+        self._run(partial(replica.receive, sender, body, bulk, tied=came.tied), came.batches, came.uuid, size)
 
     def fetched(self, token: int, op: int | None, uuid: UUID | None) -> None:
         """Go on after a fetch: with a snapshot at ``op``, or without."""
         if self.replica is not None and (uuid is None or self._is_ours(uuid)):
             self._run(partial(self.replica.fetched, token, op))
+
+    def tell(self, node: int) -> None:
+        """Tell a node what is committed, if this one is primary and would do so later."""
+        if self.replica is not None:
+            self._run(partial(self.replica.tell, node))
 
     def vouch(self) -> None:
         """Go on with what this node has, whatever it has lost, on an operator's word."""
@@ -251,13 +248,18 @@ class ReplicaDriver:
         if self._closed:
             return
         now = self._now()
-        self._disk.look(now)
+        # The replica may ask for its tick sooner.
+        look = now >= self._looked + _TICK_SECONDS / 2
+        if look:
+            self._looked = now
+            self._disk.look(now)
         if self.replica is not None:
             if self._disk.silent >= HUNG_SECONDS:
                 self._break_off(StorageError(f"the disk has not answered for {self._disk.silent:.1f} s"))
             elif not self._stepping:
                 self._run(self.replica.tick)
-        self._ticked(now)
+        if look:
+            self._ticked(now)
         self._settle()
 
     def _run(
@@ -569,7 +571,7 @@ class ReplicaDriver:
             when = min(when, max(timer, now))
         if self._timer is not None:
             # It is never put off: under load, each input would do so, and there would be no tick at all.
-            if self._when <= when + _CLOSE_ENOUGH:
+            if self._when <= when + min(_CLOSE_ENOUGH, when - now):
                 return
             self._timer.cancel()
         self._when = when

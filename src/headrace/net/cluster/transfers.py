@@ -23,13 +23,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from headrace.cluster.effects import Serve
+from headrace.cluster.tied_ops import Spans
 from headrace.errors import DamagedError, LimitError, TrimmedError
 from headrace.hub.compact_batches import compacted
 from headrace.hub.sequence import Hub
 from headrace.log import Log
-from headrace.log.replication_frames import pack
+from headrace.log.replication_frames import pack, unpack
 from headrace.log.snapshots.snapshot import Snapshot, parse
 from headrace.message import Batch
 from headrace.net.cluster.parcel_door import ParcelStream
@@ -44,10 +46,31 @@ MAKE_SECONDS: Final = 5.0
 """The longest wait for the next snapshot of a node that finds more was trimmed while it installed one."""
 
 
+class Received(NamedTuple):
+    """Operations that another node has sent."""
+
+    uuid: UUID | None
+    """Their log."""
+    batches: Sequence[Batch]
+    tied: Spans
+    """Those of them that are tied to the next."""
+
+
+NOTHING: Final = Received(None, (), ())
+
+
 def numbered(hub: Hub, body: Prepare) -> bytes:
     """Pack what a Prepare numbers: this hub has appended it, and not committed it yet."""
     batches = hub.appended_from(body.first)
     return pack(hub.log.uuid, [each for each in batches if each.last_op <= body.last], tied=True)
+
+
+def received(body: Prepare | NewState, bulk: bytes) -> Received:
+    """Unpack the operations that came with a parcel; anything else than its first to its last raises."""
+    if body.last < body.first:
+        return NOTHING
+    uuid, batches = unpack(bulk, body.first, body.last)
+    return Received(uuid, batches, tied_spans(batches))
 
 
 def served(log: Log, asked: Serve) -> tuple[NewState, bytes]:

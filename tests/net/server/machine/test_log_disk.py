@@ -180,3 +180,36 @@ async def test_after_an_append_on_the_loop_that_took_long_the_next_is_handed_ove
         assert disk.append([Batch(Run.one(b"three"), first=3, origin="test")], ended.append)
         assert not disk.slow
     assert log.tail == 3
+
+
+def test_a_node_appends_on_the_loop_only_while_its_disk_ends_syncs(log: Log) -> None:
+    """A node's heartbeats go on if its disk hangs: it does not wait for a disk of which it has not heard lately."""
+    handed: list[int] = []
+
+    class PromptWriter(LateWriter):
+        def submit(self, work: Callable[[], Any], /) -> Future[Any]:
+            handed.append(log.tail + 1)
+            return super().submit(work)
+
+        def wait(self, future: Future[Any], seconds: float) -> bool:
+            return True
+
+    with ThreadPoolExecutor(1) as threads:
+        disk = LogDisk(log, threads, PromptWriter())
+
+        def append() -> None:
+            assert disk.append(
+                [Batch(Run.one(b"one"), first=log.tail + 1, origin="test")], lambda _error: None
+            )
+
+        append()
+        disk.look(1.0)
+        append()
+        log.sync()
+        disk.look(2.0)
+        append()  # message 3, and the only one that the loop writes itself
+        with log._syncing:
+            append()
+        disk.look(3.0)
+        append()
+    assert handed == [1, 2, 4, 5]

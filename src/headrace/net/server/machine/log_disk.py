@@ -6,9 +6,10 @@ number are done by threads. An append only copies to the system's cache and is o
 loop hands it to the writer's thread and waits for it, but no longer than :data:`PATIENCE`; then the loop continues, and
 the next append waits. As long as the disk is slow, the loop does not wait at all.
 
-A hub without others, or a frontend, has no heartbeats to send, and its latency is a third of a node's. It makes small
-appends on the event loop, if nothing else is under way that the system could let them wait for: no sync, no new tail,
-no other write (``docs/adr/0024-appends-never-hold-the-loop.md``).
+To hand an append over takes longer than the append. So a small one is made on the event loop if nothing else is under
+way that the system could let it wait for: no sync, no new tail, no other write. A node of a cluster, whose heartbeats
+should go on, does so only while its disk is known to answer: a sync has ended between the last two looks
+(``docs/adr/0024-appends-never-hold-the-loop.md``).
 
 Silence is counted from look to look, and no look counts for more than :data:`MOST_PER_LOOK`: a process that was
 stopped, or did not get the processor, does not blame its disk.
@@ -60,7 +61,8 @@ MOST_PER_LOOK: Final = 0.5
 class LogDisk:
     """The work of a hub's disk. ``writer`` does its work in order; ``threads`` do theirs side by side.
 
-    With ``alone``, small appends are made on the event loop while nothing else is under way.
+    Small appends are made on the event loop while nothing else is under way: always by a hub that is ``alone``, by a
+    node of a cluster while its disk ends syncs.
     """
 
     def __init__(self, log: Log, threads: Executor, writer: Writer, *, alone: bool = False) -> None:
@@ -68,6 +70,9 @@ class LogDisk:
         self._threads = threads
         self._writer = writer
         self._alone = alone
+        self._answers = alone
+        """Whether small appends may be made on the event loop."""
+        self._syncs = log.syncs
         self.slow = False
         """Whether the event loop does not wait for appends."""
         self.silent = 0.0
@@ -103,6 +108,8 @@ class LogDisk:
         before = self._waiting
         self._waiting = {each: before[each] + elapsed if each in before else 0.0 for each in work}
         self.silent = max(self._waiting.values(), default=0.0)
+        self._answers = self._alone or self._log.syncs != self._syncs
+        self._syncs = self._log.syncs
         self.slow = self.silent >= SLOW_SECONDS or now < self._wary_until
 
     @property
@@ -115,7 +122,7 @@ class LogDisk:
 
         An append that fails within :data:`PATIENCE` raises; how a later one ended is ``told``.
         """
-        if self._alone and not (self._log.busy or self.slow) and _size(batches) < SMALL_BYTES:
+        if self._answers and not (self._log.busy or self.slow) and _size(batches) < SMALL_BYTES:
             begun = monotonic()
             self._log.append(batches)
             if monotonic() - begun > PATIENCE:
