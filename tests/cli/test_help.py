@@ -16,9 +16,12 @@ from headrace.cli import app
 HEAVY = ("aiohttp", "asyncio", "msgspec", "multiprocessing", "numba", "numpy", "pyarrow", "pyspark", "uvloop")
 
 
+COMMAND = get_command(app)
+
+
 def every_command() -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [()]
-    for name, each in get_command(app).commands.items():
+    for name, each in COMMAND.commands.items():
         found.append((name,))
         found += [(name, below) for below in getattr(each, "commands", ())]
     return found
@@ -85,13 +88,13 @@ def test_the_first_help_fits_a_screen_and_has_groups() -> None:
     for panel in ("Run a hub and watch it", "Use a hub", "Operate a hub: log, cluster, keys, Spark"):
         assert f"─ {panel} ─" in terminal.shown
     assert "2 usage error" in terminal.shown
-    for name in get_command(app).commands:
+    for name in COMMAND.commands:
         assert len([line for line in lines if line.startswith(f"│ {name} ")]) == 1
 
 
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
 def test_examples_can_be_pasted_from_a_narrow_terminal(path: tuple[str, ...]) -> None:
-    command = get_command(app)
+    command = COMMAND
     for name in path:
         command = command.commands[name]
     assert command.epilog is not None
@@ -101,7 +104,7 @@ def test_examples_can_be_pasted_from_a_narrow_terminal(path: tuple[str, ...]) ->
 
 def examples_of(path: tuple[str, ...]) -> list[list[str]]:
     """The command lines that a help shows, up to where a shell would take over."""
-    command = get_command(app)
+    command = COMMAND
     for name in path:
         command = command.commands[name]
     shown = re.sub(r"(?<!\\)\[/?\w+\]", "", command.epilog or "").replace("\\[", "[")
@@ -115,7 +118,7 @@ def examples_of(path: tuple[str, ...]) -> list[list[str]]:
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
 def test_examples_ask_for_what_there_is(path: tuple[str, ...]) -> None:
     for _, *words in examples_of(path):
-        command = get_command(app)
+        command = COMMAND
         name = ""
         while words and words[0] in getattr(command, "commands", {}):
             name = words.pop(0)
@@ -127,7 +130,7 @@ def test_examples_ask_for_what_there_is(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
 def test_json_everywhere_but_where_a_hub_runs(path: tuple[str, ...]) -> None:
-    command = get_command(app)
+    command = COMMAND
     for name in path:
         command = command.commands[name]
     if getattr(command, "commands", None) is None and path not in (("serve",), ("up",)):

@@ -36,6 +36,13 @@ async def mute(visit: Visit) -> None:
     await visit.left()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _only_garbage_from_here() -> None:
+    """Let the collector pass over what other tests have left: it would look at all of it after each test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_garbage_complains() -> Any:
     """A transport that was not closed says so when it is collected."""

@@ -26,7 +26,7 @@ import headrace
 from headrace.log import Log
 
 # Read on import: tests run without the shell's settings.
-CUTS = int(os.environ.get("HEADRACE_CUTS") or (5000 if SOAK else 250))
+CUTS = int(os.environ.get("HEADRACE_CUTS") or (5000 if SOAK else 100))
 
 SETTINGS = (
     "log.segment_bytes=16KiB",

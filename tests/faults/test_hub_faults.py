@@ -17,7 +17,7 @@ from tests.faults.ordeal import FAULTS, Ordeal, faults_of
 from tests.faults.processes import FaultyHub
 from tests.seeds import chosen_seeds
 
-SEEDS = chosen_seeds(1, 100 if SOAK else 6)
+SEEDS = chosen_seeds(1, 100 if SOAK else 4)
 
 ROUNDS = 5
 SETTINGS = ("log.segment_bytes=64KiB", "log.segment_seconds=0.3", "log.snapshot_seconds=0.3")

@@ -236,7 +236,7 @@ class TestSealedSegment:
         whole = small.content[self.ARROW]
         batches = SegmentIndex.read(small.damaged("unused", b"").with_name(self.INDEX)).batches
         before, after = small.messages[:6], small.messages[12:]
-        for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 6):
+        for offset, changed in itertools.islice(flips(whole), 0, None, 1 if SOAK else 13):
             path = small.damaged(self.ARROW, changed)
             hit = [e for e in batches if e["offset"] <= offset < e["offset"] + e["length"]]
             with opened(small.directory) as log:

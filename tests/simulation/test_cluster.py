@@ -33,7 +33,7 @@ if "HEADRACE_SEED" in os.environ:
     _SEED = int(os.environ["HEADRACE_SEED"])
     BLOCKS = [range(_SEED, _SEED + 1)]
 else:
-    _SEEDS = 30_000 if os.environ.get("HEADRACE_SOAK") == "1" else 300
+    _SEEDS = 30_000 if os.environ.get("HEADRACE_SOAK") == "1" else 150
     BLOCKS = [range(begin, begin + _BLOCK) for begin in range(0, _SEEDS, _BLOCK)]
 
 

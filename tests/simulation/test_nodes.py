@@ -35,7 +35,7 @@ from headrace.net.cluster.replica_driver import ReplicaDriver
 
 _BLOCK = 20
 
-SEEDS = chosen_seeds(0, 2_000 if os.environ.get("HEADRACE_SOAK") == "1" else 100)
+SEEDS = chosen_seeds(0, 2_000 if os.environ.get("HEADRACE_SOAK") == "1" else 50)
 BLOCKS = [SEEDS[begin : begin + _BLOCK] for begin in range(0, len(SEEDS), _BLOCK)]
 
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
