@@ -5,7 +5,8 @@ follows cause and effect:
 
 - a callback that the walk schedules belongs to it, and so does a task or future that the walk completes;
 - work that the walk gives to a thread belongs to it, and is done at once, so that the order is the same every time;
-- bytes that the walk writes to a connection whose other end is in this process make the next read there part of it.
+- bytes that the walk writes to a connection whose other end is in this process make the next read there part of it;
+  they are read in the order in which they were written, also if they are on several connections.
 
 Timers do not belong to a walk: heartbeats, maintenance and deadlines run beside it unseen.
 
@@ -21,12 +22,14 @@ import threading
 from asyncio import selector_events
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "headrace"
 _PREFIX = f"{SOURCE}/"
+_NUMBERS = count(1)
 
 
 class Function(NamedTuple):
@@ -67,6 +70,7 @@ class HandOver:
 
     def __init__(self, leg: Leg, frame: FrameType) -> None:
         self.leg = leg
+        self.number = next(_NUMBERS)
         self.calls = len(leg.calls)
         self.stack = stack_of(frame)
 
@@ -188,8 +192,19 @@ class CausalLoop(asyncio.SelectorEventLoop):
             done.set_exception(error)
         return done
 
+    def _process_events(self, event_list: list[Any]) -> None:
+        super()._process_events(sorted(event_list, key=_written_at))  # type: ignore[misc]
+
     def _make_socket_transport(self, sock: Any, protocol: Any, waiter: Any = None, **options: Any) -> Any:
         return Connection(self, sock, protocol, waiter, options.get("extra"), options.get("server"))
+
+
+def _written_at(event: Any) -> int:
+    """When the walk wrote what a connection is about to read; 0 if it did not."""
+    reader, _ = event[0].data
+    connection = getattr(getattr(reader, "_callback", None), "__self__", None)
+    cause = getattr(connection, "_cause", None)
+    return 0 if cause is None else int(cause.number)
 
 
 class LoopThread:

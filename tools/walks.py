@@ -270,7 +270,11 @@ WALKS: dict[str, Callable[[LoopThread, Path], Walk]] = {
 def serving(loop: LoopThread, data: Path, *given: str) -> Iterator[Any]:
     """A hub in the tracing loop: doors are named alone, settings as ``section.key=value``."""
     from headrace.config import DOORS, load
+    from headrace.net.server.machine import log_disk
     from headrace.net.server.process import Server
+
+    # Traced code is slow. An append that seems to hang would go on in another leg of the walk.
+    log_disk.PATIENCE = SECONDS  # type: ignore[misc]
 
     doors = [word for word in given if "=" not in word]
     listen = [f"listen.{door}={'127.0.0.1:0' if door in doors else 'off'}" for door in DOORS]
