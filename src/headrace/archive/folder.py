@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -198,7 +198,7 @@ def is_local(place: str) -> bool:
 
 
 @contextlib.contextmanager
-def storage_errors(what: str) -> Any:
+def storage_errors(what: str) -> Iterator[None]:
     """Translate a filesystem's errors into ours."""
     try:
         yield

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import re
+import resource
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from tempfile import gettempdir
 
 import pytest
 from tests.spark.hubs import until
 from tests.spark.jobs.match.dispatcher import Dispatcher
 
 from headrace.config import Address
-from headrace.errors import UnreachableError
+from headrace.errors import StorageError, UnreachableError
 from headrace.spark.jobs.match import dispatcher_connection as module
 from headrace.spark.jobs.match.dispatcher_connection import (
     DispatcherConnection,
@@ -108,6 +111,29 @@ def test_a_push_that_finds_nobody_for_too_long_fails(dispatcher: Dispatcher) -> 
         dispatcher.close()
         with pytest.raises(UnreachableError):
             push.finish()
+
+
+@pytest.mark.parametrize("room", [0, 5000])
+def test_a_full_disk_is_told_by_where_it_is(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Whether the disk is full at once, or when what was kept is to be pushed again."""
+    monkeypatch.setattr(module, "KEPT_BYTES", 1000)
+
+    def push_and_lose_connections(push: RepeatablePush) -> None:
+        for _ in range(100):
+            push.send(PUSH * 100)
+            dispatcher.cut()
+
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with closing(RepeatablePush(dispatcher.door, 5.0, answers=True)) as push:
+            told = rf"a task keeps what it pushed in {re.escape(gettempdir())}, .*File too large"
+            with pytest.raises(StorageError, match=told):
+                push_and_lose_connections(push)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
 
 # Dispatchers that never answer heartbeats, as the original

@@ -21,10 +21,11 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from tempfile import SpooledTemporaryFile
+from tempfile import SpooledTemporaryFile, gettempdir
 from time import monotonic, time
 from typing import Final
 
+from headrace.archive.folder import storage_errors
 from headrace.client.tls import ClientTls, TlsFiles, explain
 from headrace.config import Address
 from headrace.errors import UnreachableError, UsageError, WireError
@@ -250,7 +251,8 @@ class RepeatablePush:
     def send(self, data: bytes) -> None:
         """Send pushes."""
         self._try(lambda connection: connection.send(data))
-        self._pushed.write(data)
+        with _naming_spool():
+            self._pushed.write(data)
 
     def keep(self) -> None:
         """Keep the connection alive, if there is one."""
@@ -265,7 +267,9 @@ class RepeatablePush:
     def close(self) -> None:
         """Close the connection, and forget what was pushed."""
         self._drop()
-        self._pushed.close()
+        # A full disk refuses what is still to be written: that was raised before, and nobody needs it any more.
+        with contextlib.suppress(OSError):
+            self._pushed.close()
 
     def _try(self, act: Callable[[DispatcherConnection], None]) -> None:
         deadline: float | None = None
@@ -287,9 +291,10 @@ class RepeatablePush:
     def _begin_anew(self) -> DispatcherConnection:
         connection = DispatcherConnection(self._door, self._patience, answers=self._answers)
         try:
-            self._pushed.seek(0)
-            while data := self._pushed.read(1 << 20):
-                connection.send(data)
+            with _naming_spool():
+                self._pushed.seek(0)
+                while data := self._pushed.read(1 << 20):
+                    connection.send(data)
         except BaseException:
             connection.close()
             raise
@@ -299,6 +304,14 @@ class RepeatablePush:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _naming_spool() -> contextlib.AbstractContextManager[None]:
+    """Say in errors of the temporary file where it is, and what it is for."""
+    return storage_errors(
+        f"a task keeps what it pushed in {gettempdir()}, which TMPDIR names on the executor's machine, until the "
+        "dispatcher has taken all of it"
+    )
 
 
 def _unacknowledged(connection: socket.socket) -> int:
