@@ -61,6 +61,13 @@ def test_no_partition_has_too_many_messages_however_small_they_are() -> None:
     assert max(part.last - part.first + 1 for part in parts) <= MOST_ROWS
 
 
+def test_no_task_runs_alone_at_the_end() -> None:
+    """Three partitions for two tasks at a time took as long as four of that size."""
+    parts = split_log(1, 300, 2, messages_of(MIB))  # type: ignore[arg-type]
+    assert whole(parts, 1, 300)
+    assert [part.last - part.first + 1 for part in parts] == [76, 76, 76, 72]
+
+
 def test_as_many_partitions_as_are_asked_for() -> None:
     assert len(split_log(1, 100, 2, messages_of(10), 7)) == 7  # type: ignore[arg-type]
 

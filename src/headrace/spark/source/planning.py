@@ -6,11 +6,12 @@
   over the link (:mod:`~headrace.spark.source.range_rows`).
 
 A partition has :data:`SPLIT_BYTES` at most, about, and less where there would be fewer partitions than tasks can run at
-a time; but none is cut below :data:`LEAST_ROWS` messages, since a task costs too.
+a time, or a few that run alone at the end; but none is cut below :data:`LEAST_ROWS` messages, since a task costs too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,6 +25,12 @@ LEAST_ROWS: Final = 10_000
 
 MOST_ROWS: Final = 2_000_000
 """The largest partition: a task that fails has to be repeated."""
+
+FEW_WAVES: Final = 4
+"""Tasks run in waves of as many as can run at a time. Of more waves than this, one with few tasks costs little."""
+
+SPARE: Final = 1.02
+"""How much larger parts are made than they would be on average, so that nothing is left over for another one."""
 
 Reach = Callable[[int, int], int | None]
 """Tells how far so many bytes of the log reach from a message on."""
@@ -45,7 +52,7 @@ def split(first: int, last: int, parallelism: int, least: int | None = None) -> 
     >>> split(1, 100, 4)
     [(1, 100)]
     >>> len(split(1, 100_000, 4)), len(split(1, 10_000_000, 4)), split(5, 4, 4)
-    (4, 5, [])
+    (4, 8, [])
     """
     count = last - first + 1
     if count <= 0:
@@ -54,6 +61,7 @@ def split(first: int, last: int, parallelism: int, least: int | None = None) -> 
         parts = max(least, -(-count // MOST_ROWS))
     else:
         parts = max(min(parallelism, count // LEAST_ROWS), -(-count // MOST_ROWS), 1)
+        parts = _full_waves(parts, parallelism)
     parts = min(parts, count)
     edges = [first + count * part // parts + (count * part % parts > 0) for part in range(parts + 1)]
     return [(edges[part], edges[part + 1] - 1) for part in range(parts)]
@@ -66,10 +74,16 @@ def split_log(first: int, last: int, parallelism: int, reach: Reach, least: int 
     ...     return first + (size >> 20) - 1
     >>> split_log(1, 1000, 2, reach)[0], len(split_log(1, 1000, 2, reach)), len(split_log(1, 1000, 16, reach))
     (Part(first=1, last=128, files=()), 8, 16)
+    >>> len(split_log(1, 1000, 3, reach))
+    9
     """
     parts = list(_cut(first, last, SPLIT_BYTES, reach))
-    if 1 < len(parts) < parallelism:
-        parts = list(_cut(first, last, -(-len(parts) * SPLIT_BYTES // parallelism), reach))
+    wanted = _full_waves(max(len(parts), parallelism), parallelism)
+    if 1 < len(parts) < wanted:
+        # How much the last one has is judged by its messages.
+        whole, begin = len(parts) - 1, parts[-1][0]
+        splits = whole + min(1.0, whole * (last - begin + 1) / (begin - first))
+        parts = list(_cut(first, last, math.ceil(SPARE * splits * SPLIT_BYTES / wanted), reach))
     if len(parts) <= 1 or len(parts) < (least or 0):
         return [Part(*each) for each in split(first, last, parallelism, least)]
     return [Part(*each) for begin, end in parts for each in split(begin, end, 1)]
@@ -114,6 +128,16 @@ def plan(
     before = split_log(first, begin - 1, parallelism, reach, least) if first < begin else []
     after = split_log(end + 1, last, parallelism, reach, least) if end < last else []
     return [*before, *archived, *after]
+
+
+def _full_waves(parts: int, tasks: int) -> int:
+    """Return how many parts, at least so many, keep all tasks busy to the end.
+
+    >>> _full_waves(3, 2), _full_waves(4, 2), _full_waves(1, 2), _full_waves(101, 2)
+    (4, 4, 1, 101)
+    """
+    waves = -(-parts // tasks)
+    return waves * tasks if 1 < waves <= FEW_WAVES else parts
 
 
 def _cut(first: int, last: int, size: int, reach: Reach) -> Iterator[tuple[int, int]]:
