@@ -23,10 +23,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -195,6 +197,16 @@ def fallen(tables: Iterable[Table], recorded: Sequence[dict[str, Any]]) -> list[
     return found
 
 
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Have SIGTERM end this process as Ctrl-C does: what it has started is stopped, what it has written is removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
     """The command line of one benchmark: measure, print, and write JSON where asked."""
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=measure.__doc__)
@@ -207,9 +219,10 @@ def run(name: str, measure: Measure, argv: Sequence[str]) -> int:
     global settle_seconds
     settle_seconds = 0.0 if options.quick else settle_seconds
     tables = []
-    for table in measure(options.quick):
-        print(table.text(), end="\n\n", flush=True)
-        tables.append(table)
+    with ending_in_order():
+        for table in measure(options.quick):
+            print(table.text(), end="\n\n", flush=True)
+            tables.append(table)
     if options.json:
         known = json.loads(options.json.read_text()) if options.json.exists() else {}
         known[name] = {

@@ -28,8 +28,13 @@ START_SECONDS = 120
 
 
 @contextlib.contextmanager
-def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str = "1g") -> Iterator[str]:
-    """The master's URL, while master and workers run; port 0 takes a free one."""
+def cluster(
+    port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str = "1g", pinned: bool = False
+) -> Iterator[str]:
+    """The master's URL, while master and workers run; port 0 takes a free one.
+
+    ``pinned`` gives each worker, with all that it starts, one of this machine's cores and no other.
+    """
     if port and not _is_free(port):
         # Spark's master would take the next one, and the workers would go to whoever has this one.
         raise OSError(f"port {port} is taken: python {sys.argv[0]} PORT chooses another")
@@ -48,7 +53,14 @@ def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str =
         def run(*arguments: str) -> None:
             log = stack.enter_context(Path(scratch, f"{arguments[0]}.log").open("ab"))
             process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.spark.runtime.standalone", *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "headrace.spark.runtime.standalone",
+                    arguments[0],
+                    "--with-parent",
+                    *arguments[1:],
+                ],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -60,9 +72,21 @@ def cluster(port: int = 7077, workers: int = 2, *, cores: int = 1, memory: str =
         size = ("--cores", str(cores), "--memory", memory)
         for number in range(workers):
             work = str(Path(scratch, f"worker-{number}"))
-            run("worker", *size, "--host", "127.0.0.1", "--webui-port", "0", "--work-dir", work, master)
+            with _on_core(number) if pinned else contextlib.nullcontext():
+                run("worker", *size, "--host", "127.0.0.1", "--webui-port", "0", "--work-dir", work, master)
         _wait_for(f"http://127.0.0.1:{pages}/json/", workers)
         yield master
+
+
+@contextlib.contextmanager
+def _on_core(number: int) -> Iterator[None]:
+    """Start processes on one of this machine's cores; there may be fewer than are asked for."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def _wait_for(pages: str, workers: int) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _CHUNK: Final = 1 << 20
 _KEEP_SIZE: Final = 1
 """``FALLOC_FL_KEEP_SIZE``."""
+_PR_SET_PDEATHSIG: Final = 1
 _EVERYTHING: Final = 1 << 20
 """Limit on open files to assume where the system does not tell one."""
 
@@ -30,6 +31,23 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         # Of asyncio's own loops, the only one that watches datagram sockets on every platform.
         return asyncio.SelectorEventLoop()
     return uvloop.new_event_loop()
+
+
+def end_with_parent() -> None:
+    """Have the system end this process by SIGTERM when its parent ends, and what it becomes by ``exec``.
+
+    Only on Linux; elsewhere a process outlives a parent that was killed. It is the thread that started this process
+    whose end counts.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+    import signal
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def lock_file(descriptor: int, *, shared: bool = False) -> None:

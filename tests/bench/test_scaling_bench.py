@@ -1,4 +1,4 @@
-"""The benchmark of one and two executors runs to its end; ``match`` reads each message once, in two tasks."""
+"""The benchmark of one worker and two runs to its end; ``match`` reads each message once, in two tasks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.scaling import JOBS
 
 
 @pytest.mark.slow
@@ -20,9 +21,11 @@ def test_a_cluster_of_two_workers(tmp_path: Path) -> None:
         line, capture_output=True, text=True, timeout=280, check=False, cwd=Path(__file__).parents[2]
     )
     assert told.exists(), done.stderr
-    scaled, read = (
+    loop, *scaled, read = (
         {row["name"]: row for row in table["rows"]}
         for table in json.loads(told.read_text())["scaling"]["tables"]
     )
-    assert scaled["2 workers"]["rows/s"] > 0
+    assert loop["2 processes"]["ratio"] > 0
+    assert len(scaled) == len(JOBS)
+    assert all(job["2 workers"]["rows/s"] > 0 for job in scaled)
     assert read["2 workers"]["reads/message"] == 1.0

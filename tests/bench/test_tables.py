@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -36,6 +39,26 @@ def test_ratios_decide(rate: float, status: int, said: str, capsys: pytest.Captu
     assert shown.err == said
     assert "of the peer (at least 1.2x)" in shown.out
     assert "0.01x  of the peer\n" in shown.out
+
+
+def test_a_terminated_benchmark_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Such as `timeout` ends it: its servers are stopped and its files removed."""
+    script = """
+import bench, contextlib, sys, tempfile, time
+def measure(quick):
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]):
+        print("begun", flush=True)
+        time.sleep(60)
+        yield bench.Table("never", ("rows/s",))
+bench.run("one", measure, [])
+"""
+    line = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_quick_run_decides_nothing(capsys: pytest.CaptureFixture[str]) -> None:

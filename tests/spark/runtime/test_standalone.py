@@ -57,6 +57,29 @@ def test_a_port_that_is_taken_is_told_at_once() -> None:
     assert done.stderr == f"port {port} is taken: python {EXAMPLE} PORT chooses another\n"
 
 
+def test_a_cluster_ends_with_the_process_that_started_it() -> None:
+    """However that ends: a killed one cannot stop what it has started."""
+    example = subprocess.Popen([sys.executable, EXAMPLE, str(lasting_port())], stdout=subprocess.DEVNULL)
+    started: list[psutil.Process] = []
+    try:
+        parent = psutil.Process(example.pid)
+
+        def jvms() -> list[psutil.Process]:
+            return [
+                each for each in parent.children() if "org.apache.spark.deploy" in " ".join(each.cmdline())
+            ]
+
+        until(lambda: len(jvms()) == 3)
+        started = parent.children()
+    finally:
+        example.kill()
+        example.wait()
+    _, left = psutil.wait_procs(started, timeout=30)
+    for each in left:
+        each.kill()
+    assert not left
+
+
 def whole(hub: Hub) -> pa.Table:
     with hub.link() as link:
         return pa.Table.from_batches(link.read(1), SCHEMA)

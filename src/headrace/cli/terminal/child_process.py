@@ -7,10 +7,8 @@ the command alone, which then stops its children in order. When the command is k
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -19,12 +17,12 @@ from time import monotonic
 from typing import Any, Final
 
 from headrace.cli.terminal.exits import FAILED
+from headrace.platforms import end_with_parent
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
 STEADY_SECONDS: Final = 60.0
 """A child that ran for this long is restarted after the first pause again."""
-_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(slots=True)
@@ -83,12 +81,7 @@ class ChildProcess:
 def _run_apart(target: Callable[..., None], *arguments: Any) -> None:
     """Run in the child: in a session of its own, which ends when the parent does."""
     os.setsid()
-    parent = os.getppid()
-    # Only on Linux; elsewhere a child outlives a parent that was killed.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit(FAILED)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    end_with_parent()
     target(*arguments)
