@@ -32,7 +32,7 @@ _EMPTY: Final = "the log has no messages yet: there is nothing to back up"
 
 
 class BackedUp(NamedTuple):
-    """A backup: the log, the message that the snapshot is after, and how many messages were added to the archive."""
+    """A backup: the log, the last message that the snapshot covers, and the number of messages added to the archive."""
 
     log: str
     snapshot: int

@@ -22,12 +22,12 @@ class HubCopy:
         self._link = link
 
     def recorded(self) -> Chain:
-        """Return the digests that the hub tells."""
+        """Return the digests that the hub reports."""
         chain: Chain = self._link.chain()
         self.head = chain.through
         return chain
 
     def rows(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Yield messages."""
+        """Yield messages as record batches."""
         with self._link.read(first, last) as stream:
             yield from stream

@@ -40,7 +40,7 @@ class FyrehoseStats:
     refused: int = 0
     """Streams cut, and datagrams dropped, for bytes that break the protocol."""
     published: int = 0
-    """Handed to a connection."""
+    """Messages handed to a connection."""
     published_bytes: int = 0
     connects: int = 0
     """Connections that were made, the first one included."""

@@ -275,7 +275,7 @@ class SyncClient(SyncObject, Generic[C_co]):
         return self._thread.wait(work)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Begun[T]:
-        """Begin such work, to wait for it later."""
+        """Begin work in the client's event loop, to wait for it later."""
         self._prepare()
         return Begun(self._thread.begin(work))
 

@@ -53,7 +53,7 @@ class TcpConnection(asyncio.BaseProtocol):
 
     @property
     def heard(self) -> bool:
-        """Whether anybody still wants what is received."""
+        """Whether received bytes are still wanted."""
         return self._on_lost is not None
 
     def write(self, data: bytes) -> None:
@@ -113,7 +113,7 @@ class TcpConnection(asyncio.BaseProtocol):
             on_lost(self, reason)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection."""
+        """Remember the transport of the new connection."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
 

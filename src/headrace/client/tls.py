@@ -145,7 +145,7 @@ class RenewedContext:
         except (UsageError, OSError, ValueError) as error:
             if self._stamps is not None:
                 logger.warning("a renewed certificate cannot be used, the last one stays: %s", error)
-            # A file may be half written: it is tried again when it changes, and told once.
+            # A file may be half written: it is tried again when it changes, and reported once.
             self._stamps = stamps
             return False
         self._stamps = stamps
@@ -175,7 +175,7 @@ def client_tls(scheme: str, options: dict[str, Any]) -> ClientTls | None:
         return ClientTls(TlsFiles.of(given))
     if names:
         raise UsageError(
-            f"{names[0]} is for TLS, which {scheme}:// has not: connect to {with_tls(scheme)}://"
+            f"{names[0]} is for TLS, which {scheme}:// does not use: connect to {with_tls(scheme)}://"
         )
     return None
 

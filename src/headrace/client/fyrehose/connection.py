@@ -1,6 +1,6 @@
 """One transport to the backbone at a time: opened, replaced when it is lost, closed.
 
-:class:`~headrace.client.fyrehose.subscription.Subscription` decides what to send, and what becomes of what comes; a
+:class:`~headrace.client.fyrehose.subscription.Subscription` decides what to send, and what to do with what comes; a
 :class:`~headrace.client.reconnect.Failover` decides which host is dialled when. This class drives both: it keeps the
 one timer, and lets tasks wait for a connection or for messages.
 
@@ -26,7 +26,7 @@ from headrace.message import Batch, Run
 from headrace.wire.fyrehose.stream import DeliverRun, Forward
 
 _TICK_SECONDS: Final = 0.001
-"""As fine as timers need to be."""
+"""The resolution of timers, in seconds: finer ones are not needed."""
 
 logger = logging.getLogger("headrace.client")
 
@@ -140,7 +140,7 @@ class FyrehoseConnection:
     # For the transport
 
     def delivered(self, run: DeliverRun, *, from_backbone: bool) -> None:
-        """Take DELIVERs."""
+        """Hand DELIVERs to the subscription."""
         try:
             work = self._subscription.received(run, _now(), from_backbone=from_backbone)
         except UnexpectedError as error:
@@ -151,7 +151,7 @@ class FyrehoseConnection:
         self._do(work)
 
     def acknowledged(self) -> None:
-        """Take the answer to a KEEPALIVE."""
+        """Note the answer to a KEEPALIVE."""
         self._subscription.heard(_now())
         if self._attempt is not None:
             self._attempt.settled.set()

@@ -94,7 +94,7 @@ class Repaired(_Messages):
 
 
 class DiscardReason(StrEnum):
-    """DiscardReason messages that came were not taken."""
+    """The reason why messages that came were not taken."""
 
     REPEATED = "repeated"
     UNASKED = "unasked"

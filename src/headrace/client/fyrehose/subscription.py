@@ -93,7 +93,7 @@ class Subscription:
         self.full = False
         """Whether the queue is full; it stays so until half of it has been taken."""
         self.reset: str | None = None
-        """DiscardReason this connection should be exchanged for another, if it should."""
+        """The reason to exchange this connection for another, if there is one."""
         self._stats = stats
         self._stream = stream
         self._buffer_bytes = buffer_bytes
@@ -145,7 +145,7 @@ class Subscription:
         self._repair.heard(self._clock.read(now))
 
     def received(self, delivered: DeliverRun, now: float, *, from_backbone: bool) -> list[Outgoing]:
-        """Take DELIVERs."""
+        """Pass DELIVERs through repair into the queue."""
         if from_backbone:
             self._heard = now
         if not self.listening or (self.full and not self._stream):
@@ -264,7 +264,7 @@ class Subscription:
         self._stats.rests += 1
         logger.info("no room for messages for %g s: unsubscribing until there is", REST_SECONDS)
         if self._stream:
-            # The hub goes on sending a range that was asked for, subscribed or not.
+            # The hub keeps sending a requested range, subscribed or not.
             self.reset = "to receive nothing for now"
 
     def _enqueue(self, item: Batch | LostRange, now: float) -> None:
@@ -319,7 +319,7 @@ class Subscription:
 
 @dataclass(slots=True)
 class _Clock:
-    """A clock that can be stopped, against the one that cannot."""
+    """A clock that can be stopped."""
 
     _stopped: float | None = None
     _behind: float = 0.0

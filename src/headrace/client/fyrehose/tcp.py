@@ -2,7 +2,7 @@
 
 Bytes are received into one buffer and scanned in place, so that a read becomes a batch without a step per message.
 
-A hub goes on delivering, so closing cannot wait for it to end its direction. Instead a last KEEPALIVE goes out after
+A hub keeps delivering, so closing cannot wait for it to end its direction. Instead a last KEEPALIVE goes out after
 what was pushed, marked by its PORT, which the hub ignores and repeats. Once its answer is here, the hub has read
 everything before it.
 """

@@ -1,7 +1,7 @@
 """A UDP socket toward the backbone.
 
-The socket is not connected: other clients send what they store straight to it. Whether a datagram is the hub's is told
-by where it comes from.
+The socket is not connected: other clients send what they store straight to it. A datagram is known to be the hub's
+by its source.
 
 KEEPALIVE and REQUEST state the address that the socket has toward the hub: a backbone that knows only the protocol has
 nowhere else to send.

@@ -9,9 +9,9 @@ A client may have many subscriptions, each with a name: ``subscribe("near", wher
 which of them a message satisfies.
 
 Strategy: a :class:`~headrace.client.reconnect.Failover` keeps the way to the hub open. Each connection says who this
-is, after which message to go on, and what is subscribed; from then on pushes come. They wait here for the consumer, up
-to a bound; past it nothing is read, so that they wait in the hub. A connection that is lost while the buffer is full is
-replaced when there is room again.
+is, after which message to continue, and what is subscribed; from then on pushes come. They wait here for the consumer,
+up to a bound; past it nothing is read, so that they wait in the hub. A connection that is lost while the buffer is full
+is replaced when there is room again.
 
 Invariants:
 

@@ -185,7 +185,7 @@ class Offers(Waiter, AsyncIterator[Offer]):
         services.iterations.add(self)
 
     def offered(self, service: str) -> None:
-        """Note another one."""
+        """Note another service."""
         self._offers.append(service)
         self.wake()
 
@@ -259,7 +259,7 @@ class LiveService(Waiter, AsyncContext, AsyncIterator[V], Generic[V]):
 
     @property
     def removed(self) -> bool:
-        """Whether the hub offers the service no longer; changes may still come."""
+        """Whether the hub no longer offers the service; changes may still come."""
         return self._reader is not None and self._reader.copy.removed
 
     @property

@@ -114,7 +114,7 @@ class CopyReader:
         return change
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         if self in self.copy.readers:
             self.copy.readers.remove(self)
 

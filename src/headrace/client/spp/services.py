@@ -116,7 +116,7 @@ class KnownServices:
         return reader
 
     def leave(self, view: Waiter, reader: CopyReader) -> None:
-        """Follow a service no more; the last reader's leaving unsubscribes it."""
+        """Stop following a service; when its last reader leaves, it is unsubscribed."""
         copy = reader.copy
         reader.close()
         self._views.discard(view)
@@ -148,7 +148,7 @@ class KnownServices:
     # For the connection
 
     def received(self, connection: SppConnection, frame: ServerFrame) -> None:
-        """Take a packet."""
+        """Act on a packet."""
         if connection is not self._connection:
             return
         match frame:

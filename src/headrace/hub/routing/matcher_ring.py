@@ -27,7 +27,7 @@ from headrace.message import Batch, node_id
 PART: Final = "matcher"
 
 MAX_MATCHERS: Final = 1024
-"""MatcherRing on the ring. This is no setting: the state would then depend on more than the log."""
+"""Most matchers on the ring. This is not a setting: the state would then depend on more than the log."""
 
 MAX_SPARED: Final = MAX_MATCHERS
 """Names that were taken off unheard, and are not again; of more, the oldest are forgotten."""
