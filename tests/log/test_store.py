@@ -6,18 +6,14 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from tests.log.content import append, append_entries, batch, columns, content_of, flat, seal_all
 
-from headrace.errors import ClosedError, DamagedError, FullError, StorageError, TrimmedError, UsageError
+from headrace.errors import ClosedError, FullError, StorageError, UsageError
 from headrace.log import Log, maintained, store
-from headrace.log.reading import Segment
-from headrace.log.sealed.segment import SealedSegment
 from headrace.log.snapshots import snapshot
 from headrace.log.tail import TailFile
-from headrace.message import MAX_SEQUENCE, SCHEMA, Batch
+from headrace.message import MAX_SEQUENCE, Batch
 
 
 class TestAppending:
@@ -141,133 +137,6 @@ class TestAppending:
         log.close()
 
 
-class TestReading:
-    @pytest.fixture
-    def log(self, tmp_path: Path) -> Log:
-        """Messages 1 to 9: sealed, rotated and open, three each."""
-        log = Log.open(tmp_path)
-        append(log, b"1", b"2", b"3", time=10, origin="tube")
-        seal_all(log)
-        append(log, b"4", b"5", b"6", time=20, number=5)
-        log.rotate()
-        append(log, b"7", b"8", b"9", time=30, topic="t")
-        return log
-
-    def test_every_range(self, log: Log) -> None:
-        whole = flat(log.scan(1))
-        assert [message.payload for message in whole] == [b"%d" % n for n in range(1, 10)]
-        for first in range(1, 12):
-            for last in range(12):
-                assert flat(log.scan(first, last)) == whole[first - 1 : last]
-                for most in (0, 1, 2, 1000):
-                    read = flat(log.read(first, last, most))
-                    assert read == whole[first - 1 : last][: len(read)]
-                    assert bool(read) == (first <= min(last, 9))
-        log.close()
-
-    def test_a_scan_ends_at_the_head_it_began_with(self, log: Log) -> None:
-        scan = log.scan(8)
-        assert next(scan).last == 9
-        append(log, b"10")
-        assert list(scan) == []
-        log.close()
-
-    def test_times(self, log: Log) -> None:
-        log.append([batch(10, time=40)])
-        assert (log.first_time(), log.last_time) == (10, 40)
-        for time, expected in ((0, 1), (10, 1), (11, 4), (20, 4), (21, 7), (30, 7), (31, 10), (41, 10)):
-            assert log.seq_at(time) == expected
-        log.close()
-
-    def test_before_the_beginning(self, log: Log) -> None:
-        with pytest.raises(TrimmedError, match="messages 0 to 9 are no longer kept; the oldest is 1"):
-            log.read(0)
-        log.close()
-
-    def test_one_schema_wherever_it_lies(self, log: Log) -> None:
-        for first in (1, 4, 7):
-            [read] = log.read(first)
-            assert read.to_arrow().schema.equals(SCHEMA)
-        table = pa.Table.from_batches([each.to_arrow() for each in log.scan(1)])
-        assert table.column("seq").to_pylist() == list(range(1, 10))
-        log.close()
-
-    def test_payloads_are_copied_once(self, log: Log) -> None:
-        for first in (4, 7):
-            [read] = log.read(first)
-            base = read.run.data.base
-            assert isinstance(base, bytes)
-            assert np.shares_memory(read.run.offsets, np.frombuffer(base, np.uint8))
-            column = read.to_arrow().column("payload")
-            assert column.buffers()[2].address == read.run.data.ctypes.data
-        [sealed] = log.read(1)
-        segment = log.segments[0]
-        assert isinstance(segment, SealedSegment)
-        assert sealed.run.data.ctypes.data == segment.rows(0).column("payload").buffers()[2].address
-        log.close()
-
-    def test_a_file_that_vanished_is_damage(self, log: Log) -> None:
-        segment = log.segments[0]
-        segment.path.unlink()
-        for read in (lambda: log.read(2), lambda: log.seq_at(5)):
-            with pytest.raises(DamagedError, match="the file is gone") as caught:
-                read()
-            assert (caught.value.first, caught.value.last) == (1, 3)
-        assert len(flat(log.scan(4))) == 6
-        log.close()
-
-    def test_a_disk_that_fails(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-        def failing(*_: object) -> bytes:
-            raise OSError(errno.EIO, "")
-
-        monkeypatch.setattr(os, "pread", failing)
-        with pytest.raises(StorageError, match="input/output error"):
-            log.read(7)
-        monkeypatch.undo()
-        log.close()
-
-
-class TestSealing:
-    def test_committed_tails_are_sealed_oldest_first(self, tmp_path: Path) -> None:
-        log = Log.open(tmp_path)
-        assert log.seal_next() is None
-        for n in range(1, 4):
-            log.append([batch(n)])
-            log.rotate()
-        log.commit(2)
-        first, second = log.seal_next(), log.seal_next()
-        assert first is not None
-        assert second is not None
-        assert (first.first, second.first) == (1, 2)
-        assert log.seal_next() is None
-        log.commit(3)
-        assert log.seal_next() is not None
-        assert log.seal_next() is None
-        assert [type(segment) for segment in log.segments] == [SealedSegment] * 3 + [TailFile]
-        assert {path.suffix for path in tmp_path.iterdir()} == {"", ".arrow", ".index", ".topics", ".open"}
-        log.close()
-
-    def test_an_empty_tail_is_not_rotated(self, tmp_path: Path) -> None:
-        log = Log.open(tmp_path)
-        log.rotate()
-        log.rotate()
-        assert len(log.segments) == 1
-        log.close()
-
-    def test_a_reader_half_way_is_not_disturbed(self, tmp_path: Path) -> None:
-        log = Log.open(tmp_path)
-        for n in range(10):
-            append(log, b"%d" % n)
-        scan = log.scan(1, max_bytes=1)
-        read = [next(scan), next(scan)]
-        seal_all(log)
-        read.append(next(scan))
-        log.write_snapshot(10, 10, {})
-        read += scan
-        assert [message.payload for message in flat(read)] == [b"%d" % n for n in range(10)]
-        log.close()
-
-
 class TestSync:
     def counted(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls: list[str] = []
@@ -376,101 +245,6 @@ class TestSnapshots:
         log.write_snapshot(2, 2, {})
         with pytest.raises(UsageError, match="cannot write a snapshot at 1: there is a newer one at 2"):
             log.write_snapshot(1, 1, {})
-        log.close()
-
-
-class TestRetention:
-    @pytest.fixture
-    def log(self, tmp_path: Path) -> Log:
-        """Four sealed segments of ten messages, times 0 to 3, and an open tail."""
-        log = Log.open(tmp_path)
-        for n in range(4):
-            append(log, *[b"x"] * 10, time=n)
-            seal_all(log)
-        append(log, b"open", time=9)
-        return log
-
-    def test_by_bytes(self, log: Log) -> None:
-        log.write_snapshot(41, 41, {})
-        size = log.segments[0].size
-        verdict = log.retain(
-            99, retain_bytes=log.size - size - 1, retain_us=None, holds={"a": 3, "b": 15, "c": 21}
-        )
-        assert (verdict.keep_from, verdict.broken) == (21, ("a", "b"))
-        assert (log.first, log.head) == (21, 41)
-        with pytest.raises(TrimmedError, match="messages 20 to 41 are no longer kept; the oldest is 21"):
-            log.read(20)
-        assert len(flat(log.scan(21))) == 21
-        assert log.first_time() == 2
-        log.close()
-        again = Log.open(log.directory)
-        assert (again.first, again.head, again.uuid) == (21, 41, log.uuid)
-        again.close()
-
-    def test_by_age(self, log: Log) -> None:
-        log.write_snapshot(25, 25, {})
-        verdict = log.retain(4, retain_bytes=1 << 40, retain_us=1, holds={"a": 12})
-        assert (verdict.keep_from, verdict.broken, log.first) == (11, (), 11)
-        log.retain(4, retain_bytes=1 << 40, retain_us=1, holds={})
-        assert log.first == 21
-        log.close()
-
-    def test_never_without_a_snapshot(self, log: Log) -> None:
-        log.retain(99, retain_bytes=0, retain_us=0, holds={})
-        assert log.first == 1
-        log.write_snapshot(10, 10, {})
-        log.retain(99, retain_bytes=0, retain_us=0, holds={})
-        assert log.first == 11
-        log.close()
-
-    def test_everything_sealed_may_go(self, log: Log) -> None:
-        log.write_snapshot(41, 41, {})
-        log.retain(99, retain_bytes=0, retain_us=None, holds={})
-        assert (log.first, log.head) == (41, 41)
-        seal_all(log)
-        log.retain(99, retain_bytes=0, retain_us=None, holds={})
-        assert (log.first, log.head, log.tail) == (42, 41, 41)
-        assert log.first_time() is None
-        assert log.seq_at(0) == 42
-        assert list(log.scan(42)) == []
-        log.close()
-        again = Log.open(log.directory)
-        # Time does not go back, although no message is left to tell.
-        assert (again.first, again.head, again.last_time) == (42, 41, 9)
-        append(again, b"next")
-        assert again.tail == 42
-        again.close()
-
-    def test_what_was_kept_aside_goes_with_its_segment(self, log: Log) -> None:
-        torn = log.segments[0].path.with_suffix(".torn")
-        torn.write_bytes(b"torn")
-        log.write_snapshot(41, 41, {})
-        log.retain(99, retain_bytes=0, retain_us=None, holds={})
-        assert not torn.exists()
-        log.close()
-
-    def test_a_reader_that_comes_too_late_is_told(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Between finding a segment and opening its file, retention may remove it."""
-        log.write_snapshot(41, 41, {})
-        original = SealedSegment.read
-
-        def late(segment: SealedSegment, *arguments: int) -> list[Batch]:
-            log.retain(99, retain_bytes=0, retain_us=None, holds={})
-            return original(segment, *arguments)
-
-        monkeypatch.setattr(SealedSegment, "read", late)
-        with pytest.raises(TrimmedError, match="messages 5 to 41 are no longer kept"):
-            log.read(5)
-        log.close()
-
-    def test_a_reader_in_another_process_is_told_too(self, log: Log) -> None:
-        reader = Log.open(log.directory, read_only=True)
-        log.write_snapshot(41, 41, {})
-        log.retain(99, retain_bytes=0, retain_us=None, holds={})
-        with pytest.raises(TrimmedError, match="messages 5 to 41 are no longer kept; the oldest is 11"):
-            reader.read(5)
-        assert len(flat(reader.scan(41))) == 1
-        reader.close()
         log.close()
 
 
@@ -584,79 +358,6 @@ class TestClosing:
         assert not (tmp_path / f"{1:016d}.open").exists()
 
 
-class TestDropping:
-    @staticmethod
-    def drop_all(log: Log) -> list[Segment]:
-        log.write_snapshot(log.head_op, log.head, {})
-        _, gone = log.let_go(1 << 60, retain_bytes=0, retain_us=None, holds={}, unsealed=True)
-        return gone
-
-    def test_a_tail_that_is_dropped_is_not_sealed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It is dropped after it was chosen, and before sealing begins."""
-        log = Log.open(tmp_path)
-        for _ in range(3):
-            append(log, b"x")
-            log.rotate()
-        append(log, b"x")
-        original = Log._seal
-
-        def late(self: Log, tail: TailFile) -> SealedSegment | None:
-            maintained.remove_files(TestDropping.drop_all(log))
-            monkeypatch.setattr(Log, "_seal", original)
-            return original(self, tail)
-
-        monkeypatch.setattr(Log, "_seal", late)
-        assert log.seal_next() is None
-        assert log.first == 4
-        log.close()
-        again = Log.open(tmp_path)
-        assert (again.first, again.head) == (4, 4)
-        again.close()
-
-    def test_a_tail_that_is_being_sealed_is_not_dropped(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        log = Log.open(tmp_path)
-        append(log, b"x")
-        log.rotate()
-        original = maintained.seal
-
-        def meanwhile(*arguments: object, **keywords: object) -> object:
-            assert TestDropping.drop_all(log) == []
-            return original(*arguments, **keywords)
-
-        monkeypatch.setattr(maintained, "seal", meanwhile)
-        assert log.seal_next() is not None
-        assert log.first == 1
-        log.close()
-
-    def test_a_file_that_cannot_be_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is left of the dropped segments opens again."""
-        log = Log.open(tmp_path)
-        for _ in range(3):
-            append(log, b"x")
-            seal_all(log)
-        original = Path.unlink
-
-        def unlink(path: Path, missing_ok: bool = False) -> None:
-            if path.name == f"{2:016d}.arrow":
-                raise OSError(errno.EIO, "broken")
-            original(path, missing_ok)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", unlink)
-            assert len(self.drop_all(log)) == 3
-            log.close()
-            again = Log.open(tmp_path)
-            maintained.remove_files(self.drop_all(again))
-            again.close()
-        log = Log.open(tmp_path)
-        assert (log.first, log.head) == (2, 3)
-        log.close()
-
-
 class TestFailures:
     def test_a_directory_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
@@ -722,41 +423,4 @@ class TestFailures:
             log.write_snapshot(1, 1, {})
         append(log, b"y")
         assert len(flat(log.scan(1))) == 2
-        log.close()
-
-
-class TestReach:
-    @pytest.mark.parametrize("sealed", [0, 1, 3])
-    def test_so_many_bytes_reach_so_far(self, tmp_path: Path, sealed: int) -> None:
-        """Whole frames or record batches of about the bytes asked for, whatever segments they lie in."""
-        log = Log.open(tmp_path)
-        for _ in range(3):
-            for _ in range(10):
-                append(log, *[bytes(100)] * 10)
-            log.rotate()
-        for _ in range(sealed):
-            assert log.seal_next() is not None
-        assert log.reach(1, log.size) == log.head == 300
-        for first in (1, 5, 101, 250, 300):
-            reached = [log.reach(first, size) for size in (1, 1500, 6000, 1 << 40)]
-            assert reached == sorted(reached)
-            assert reached[0] >= first
-            assert reached[-1] == 300
-        at, steps = 1, []
-        while at <= 300:
-            last = log.reach(at, 2500)
-            steps.append(last - at + 1)
-            at = last + 1
-        assert sum(steps) == 300
-        if not sealed:
-            # A frame of ten has a little more than 1,000 bytes.
-            assert set(steps) == {20}
-        log.close()
-
-    def test_it_does_not_reach_past_the_head(self, tmp_path: Path) -> None:
-        log = Log.open(tmp_path)
-        log.append([batch(1, b"a"), batch(2, b"b"), batch(3, b"c")])
-        log.commit(2)
-        assert log.reach(1, 1 << 20) == 2
-        assert log.reach(3, 1 << 20) == 2
         log.close()
