@@ -12,7 +12,7 @@ from tests.log.written import NAME, Written
 
 from headrace.log import Log
 from headrace.log.damage import inspection, verify
-from headrace.log.damage.findings import Problem
+from headrace.log.damage.findings import InspectedSegment, Problem
 from headrace.log.damage.inspection import inspect_tail
 from headrace.log.damage.verify import Progress
 from headrace.log.frame_file import HEADER_BYTES
@@ -156,7 +156,7 @@ class TestRunningHubs:
         path.write_bytes(whole[:-10])
         original = verify.inspect_tail
 
-        def meanwhile(which: Path, *more: Any) -> inspection.InspectedSegment:
+        def meanwhile(which: Path, *more: Any) -> InspectedSegment:
             path.write_bytes(whole)
             return original(which, *more)
 
@@ -177,7 +177,7 @@ class TestRunningHubs:
         original = inspection.inspect_segment
         done = []
 
-        def meanwhile(directory: Path, number: int, *more: Any) -> inspection.InspectedSegment | None:
+        def meanwhile(directory: Path, number: int, *more: Any) -> InspectedSegment | None:
             if not done:
                 seal_all(log)
                 append(log, b"next")
@@ -208,7 +208,7 @@ class TestRunningHubs:
         monkeypatch.setattr(verify.snapshot, "paths", vanishing)
         inspected = verify.inspect_tail
 
-        def gone(path: Path, *more: Any) -> inspection.InspectedSegment:
+        def gone(path: Path, *more: Any) -> InspectedSegment:
             path.unlink(missing_ok=True)
             return inspected(path, *more)
 
