@@ -224,5 +224,5 @@ def test_places() -> None:
 def test_there_is_no_such_case() -> None:
     with pytest.raises(UsageError, match="no case 'nonsense'"):
         cases_of("spp", ["nonsense"])
-    with pytest.raises(UsageError, match="no protocol"):
+    with pytest.raises(UsageError, match="not a protocol"):
         cases_of("smtp")
