@@ -255,8 +255,7 @@ class LinkPublisher:
         group.size += size
         self._size += size
         self._gathered += size
-        if self._gathered >= _EAGER_BYTES or not (self._unacknowledged or self._flush_due):
-            # Enough for a request; or the first of a turn, with nothing under way that more could gather behind.
+        if self._gathered >= _EAGER_BYTES:
             self._send_waiting()
         elif not self._flush_due:
             self._flush_due = True
