@@ -14,7 +14,7 @@ from headrace import __version__, web
 from headrace.errors import FullError, StorageError
 from headrace.log.sealed.segment import SealedSegment
 from headrace.net.server.process import Server
-from headrace.web import door
+from headrace.web import connections
 
 
 async def published(server: Server, *payloads: bytes) -> None:
@@ -129,21 +129,21 @@ async def test_what_is_not_there(http: aiohttp.ClientSession) -> None:
 
 async def test_silent_connections_give_way(tmp_path: Path) -> None:
     async with running_hub(tmp_path, http=web.start) as server, AsyncExitStack() as stack:
-        for _ in range(door.MAX_CONNECTIONS + 12):
+        for _ in range(connections.MAX_CONNECTIONS + 12):
             _, writer = await asyncio.open_connection(*server.doors["http"].split(":"))
             stack.callback(writer.close)
         for _ in range(10):
             async with aiohttp.request("GET", f"http://{server.doors['http']}/healthz") as answer:
                 assert answer.status == 200
         assert server.hub.counters.get("refused", door="http", reason="connections") >= 12
-        assert len(server._http.admission) <= door.MAX_CONNECTIONS * 3 // 4  # type: ignore[union-attr]
+        assert len(server._http.admission) <= connections.MAX_CONNECTIONS * 3 // 4  # type: ignore[union-attr]
 
 
 async def test_health_checks_answer_however_many_streams_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "MAX_CONNECTIONS", 16)
-    monkeypatch.setattr(door, "SPARE", 8)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(connections, "SPARE", 8)
     async with running_hub(tmp_path, http=web.start) as server, AsyncExitStack() as stack:
         where = f"http://{server.doors['http']}"
         connector = aiohttp.TCPConnector(limit=0)
@@ -165,7 +165,7 @@ async def test_health_checks_answer_however_many_streams_there_are(
 
 
 async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
     async with running_hub(tmp_path, http=web.start) as server, AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{server.doors['http']}"))
         await stack.enter_async_context(http.get("/api/events"))

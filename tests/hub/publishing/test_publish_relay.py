@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from headrace.errors import FullError, HeadraceError, LimitError, RefusedError, StorageError, UnavailableError
 from headrace.hub.holds import hold
 from headrace.hub.publishing import publisher_numbers
-from headrace.hub.publishing.idempotent import IdempotentPublishing
+from headrace.hub.publishing.idempotent import IdempotentPublishing, published
 from headrace.hub.publishing.passed import pack_passed, unpack_passed
 from headrace.hub.publishing.publish_relay import MAX_REQUESTS, PublishRelay, RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Published
+from headrace.hub.sequencer import Commit, Published
 from headrace.hub.state import HubState, entry
 from headrace.log import Log
 from headrace.log.replication_frames import pack, unpack
 from headrace.log.snapshots.snapshot import Snapshot
 from headrace.log.snapshots.start_after import begin
-from headrace.message import Batch, Message, Run
+from headrace.message import Batch, Message, Run, merge
+from headrace.wire.link.message import PUBLISHED
 
 
 class Root:
@@ -51,9 +52,13 @@ class Root:
         """Do what the link does with a request; the answer is in the list after the turn."""
         answers: list[Published | HeadraceError] = []
         if not request.passed:
-            self.publishing.publish(
-                request.rows[0], answers.append, follows=request.follows, claim=request.claim
+            rows = published(
+                merge(request.rows).select(PUBLISHED.names),
+                origin=request.rows[0].origin,
+                publisher=request.publisher,
+                number=request.number,
             )
+            self.publishing.publish(rows, answers.append, follows=request.follows, claim=request.claim)
             return answers
         body = pack_passed(self.log.uuid, request.rows)
         _, batches = unpack_passed(memoryview(body), sum(map(len, request.rows)))
@@ -498,6 +503,93 @@ def test_a_failed_upstream_refuses_for_good(front: Front) -> None:
     front.hub.turn(0)
     front.passing.tick(0.0)
     assert "another log" in str(front.told["b"])
+
+
+@pytest.mark.parametrize("how", ["lost", "failed", "nothing comes back"])
+def test_what_was_answered_and_never_came_back_is_told_that_it_was_taken(
+    root: Root, front: Front, how: str
+) -> None:
+    """The hub that numbers has answered, and this one never gets the messages: nobody waits for ever."""
+    committed: list[Published | HeadraceError] = []
+    front.passing.send_commit = lambda query, batch, rows, reply, terms: reply(Published(9, 9, op=99))
+    front.passing.tick(0.0)
+    front.submit("a", "b")
+    front.publishing.publish(Batch(Run.of([b"p"]), publisher="p", number=0), committed.append)
+    front.passing.commit("query", 0, [], committed.append, Commit())
+    front.hub.turn(0)
+    answers = [(request, root.take(request)) for request in front.passing.due()]
+    root.turn(0)
+    for request, answer in answers:
+        front.passing.answered(request, answer[0])
+    assert front.told == {}
+    if how == "failed":
+        front.passing.fail("another log")
+    elif how == "lost":
+        front.passing.lost(1.0)
+        front.passing.tick(9.9)
+        assert front.told == {}
+        front.passing.tick(11.0)
+    else:
+        front.passing.tick(1.0)
+        front.passing.tick(9.9)
+        assert front.told == {}
+        front.passing.tick(11.0)
+    for told, place in (
+        (front.told["a"], "2 to 3"),
+        (committed[0], "message 1"),
+        (committed[1], "message 9"),
+    ):
+        assert isinstance(told, UnavailableError)
+        assert place in str(told)
+    assert front.passing.size == 0
+    assert not front.passing.unfinished
+    # What comes back after all is nobody's answer any more.
+    front.follow()
+    assert len(committed) == 2
+
+
+def test_what_is_never_answered_is_refused_though_the_connection_stands(root: Root, front: Front) -> None:
+    """The hub that numbers answers some requests and not others."""
+    front.passing.tick(0.0)
+    for name in ("a", "b", "c"):
+        front.submit(name)
+        front.hub.turn(0)
+    first, second, third = ((request, root.take(request)) for request in front.passing.due())
+    root.turn(0)
+    front.passing.answered(first[0], first[1][0])
+    front.follow()
+    front.passing.tick(1.0)
+    front.passing.tick(30.9)
+    front.passing.answered(third[0], third[1][0])
+    assert isinstance(front.told["a"], Batch)
+    assert isinstance(front.told["c"], Batch)
+    assert "b" not in front.told
+    front.passing.tick(31.0)
+    assert isinstance(front.told["b"], UnavailableError)
+    assert str(front.told["b"]).endswith("whether this was taken is not known")
+    front.passing.answered(second[0], second[1][0])
+    assert front.passing.size == 0
+    front.submit("d")
+    front.round()
+    assert payloads(root.log) == [b"a", b"b", b"c", b"d"]
+
+
+def test_who_catches_up_is_waited_for(root: Root, front: Front) -> None:
+    """An answer may be far ahead of what this hub has: as long as more comes, it will come, too."""
+    for number in range(4):
+        root.hub.submit(Batch(Run.of([b"%d" % number]), origin="spp", publisher="other", topic="t"))
+        root.turn(0)
+    front.submit("a")
+    front.hub.turn(0)
+    (request,) = front.passing.due()
+    answer = root.take(request)
+    root.turn(0)
+    front.passing.answered(request, answer[0])
+    for now, op in enumerate(range(1, root.log.head_op + 1)):
+        front.passing.tick(now * 9.0)
+        assert front.told == {}
+        front.hub.follow(list(root.log.scan_ops(op, op)))
+    assert isinstance(front.told["a"], Batch)
 
 
 def test_too_much_under_way_makes_publishers_wait(tmp_path: Path, root: Root) -> None:

@@ -145,7 +145,7 @@ async def test_a_producer_too_many_is_refused(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.hub.streams.streams.MAX_PRODUCERS", 2)
-    monkeypatch.setattr("headrace.web.streams.producers.MAX_PRODUCERS", 2)
+    monkeypatch.setattr("headrace.web.streams.judged_changes.MAX_PRODUCERS", 2)
     async with http.put("/v1/stream/p", headers=TEXT) as answer:
         assert answer.status == 201
     statuses = []

@@ -29,7 +29,7 @@ If another hub numbers messages, that hub decides: only it knows what is under w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -104,6 +104,8 @@ class IdempotentPublishing:
     """Appends each publisher's rows once, even if they are sent again."""
 
     def __init__(self, hub: Hub, publishers: PublisherNumbers, elsewhere: Elsewhere | None = None) -> None:
+        self.appending: Callable[[str], None] = lambda _: None
+        """Called with a publisher's name before rows of it are appended: some wait, and are overtaken by others."""
         self._hub = hub
         self._publishers = publishers
         self._comparisons = Comparisons(hub.log, elsewhere)
@@ -345,6 +347,7 @@ class IdempotentPublishing:
             reply(outcome)
             self._go_on(batch.publisher, line)
 
+        self.appending(batch.publisher)
         for each in preceding:
             self._hub.submit(each, tied=True)
         self._hub.submit(rest, settled)

@@ -13,7 +13,9 @@ later ones go under a new name, from 0 on. Requests of nothing but entries have 
 that is short of room refuses messages and still takes entries, those right behind the messages among them.
 
 Bounds: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience`` seconds;
-then everything is refused until there is one again. Only an answer restarts that wait, not a mere connection.
+then everything is refused until there is one again. Only an answer restarts that wait, not a mere connection. With one,
+requests are refused when the oldest has had no answer for :data:`SILENCES` times as long, and an answer that waits for
+the log here is given up when the log has not grown for ``patience`` seconds. So every publish ends.
 
 Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PublishRelay.wake` calls the driver.
 """
@@ -59,6 +61,9 @@ _MOST: Final = 4 << 20
 _ROW_COST: Final = 64
 """Approximate bytes of a row beside its payload."""
 
+
+SILENCES: Final = 3
+"""How many times ``patience`` a connected hub may take for an answer: it may have such patience itself."""
 
 UNKNOWN: Final = "whether this was taken is not known"
 
@@ -113,6 +118,20 @@ class OwnNumbers:
     def begin_anew(self) -> None:
         """Use another name from now on."""
         self._name, self._next = self._make_name(), 0
+
+
+class Standstill:
+    """How long something that is awaited has made no progress."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._progress: object = None
+
+    def seconds(self, now: float, progress: object, *, awaited: bool) -> float:
+        """Return for how long ``progress`` has been the same while something was awaited."""
+        if not awaited or progress != self._progress:
+            self._since, self._progress = now, progress
+        return now - self._since
 
 
 class RelayBacklog:
@@ -173,6 +192,7 @@ class PublishRelay(RelayBacklog):
         self._settling: list[tuple[int, int, RelayRequest, Published]] = []
         """Answered, and not committed here yet: by the operation that must be."""
         self._settled = 0
+        self._no_answer, self._no_return = Standstill(now), Standstill(now)
         self._connected = False
         self._failure: str | None = None
 
@@ -330,16 +350,32 @@ class PublishRelay(RelayBacklog):
         return self.size > 0
 
     def tick(self, now: float) -> None:
-        """Refuse what has waited too long for a connection."""
+        """Refuse what has waited too long for a connection, for an answer, or for the log to come back."""
+        stuck = self._is_stuck(now)
         if self._failure is not None:
             self.refuse(self._failure)
         elif self._is_away(now):
             reason = f"{self._unreachable} for {self._patience:g} s"
             self.refuse(f"{reason}: nothing more is taken until it does")
+        elif self._is_silent(now):
+            self.refuse(f"{self._unreachable} for {SILENCES * self._patience:g} s")
+        elif stuck:
+            self._give_up(f"nothing has come back for {self._patience:g} s")
 
     def _is_away(self, now: float) -> bool:
         """Whether the other hub has been away for too long."""
         return not self._connected and self._lost_at is not None and now - self._lost_at >= self._patience
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether the other hub has not answered a request for too long, though it is connected."""
+        oldest = next(iter(self._sent), None)
+        awaited = self._connected and oldest is not None
+        return self._no_answer.seconds(now, oldest, awaited=awaited) >= SILENCES * self._patience
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether answers wait for a log that has not grown for too long."""
+        progress, awaited = self._hub.log.head_op, bool(self._settling)
+        return self._no_return.seconds(now, progress, awaited=awaited) >= self._patience
 
     def fail(self, reason: str) -> None:
         """Refuse everything from now on."""
@@ -431,8 +467,20 @@ class PublishRelay(RelayBacklog):
             self._release(piece.size)
             piece.reply(error)
 
+    def _take_settling(self) -> list[tuple[RelayRequest, Published]]:
+        """Take out what was answered and has not come back."""
+        taken, self._settling = sorted(self._settling), []
+        return [(request, published) for _, _, request, published in taken]
+
+    def _give_up(self, reason: str) -> None:
+        """Answer those who wait for what was taken to come back: nobody knows whether it will."""
+        for request, published in self._take_settling():
+            self._release(request.size)
+            request.reply(UnavailableError(f"{reason}; {_taken(published)}"))
+
     def refuse(self, reason: str) -> None:
-        """Refuse all requests in the queue."""
+        """Refuse all requests in the queue, and give up what was taken and has not come back."""
+        self._give_up(reason)
         refused = [*self._sent, *self._waiting]
         if not refused:
             return
@@ -471,6 +519,15 @@ def _joined(pieces: int, reply: WhenPublished) -> WhenPublished:
         reply(Published(places[0].first, places[-1].last, repeated, max(ops, default=None)))
 
     return joined
+
+
+def _taken(published: Published) -> str:
+    """Say where something is in the sequence that has not come back."""
+    first, last = published.first, published.last
+    if first is None or last is None:
+        return "this was taken, and is not here yet"
+    where = f"message {last}" if first >= last else f"messages {first} to {last}"
+    return f"this was taken, as {where}, and is not here yet"
 
 
 def _size(batch: Batch) -> int:

@@ -4,8 +4,9 @@ The messages of a stream are those of its topic, after the message at which it w
 source up to some place, and then its own; nothing is copied. An append over HTTP is a message; an entry beside it keeps
 what the protocol wants to be remembered of it: the producer's number, the writer's sequence, that it was the last.
 
-A producer may append at two nodes at once. Each judges it by the appends that it knows, and has its own marked as the
-one right after those (:func:`mark_of`). The hub that numbers messages takes the first; the other node judges again.
+Appends that depend on those before them may come in at two nodes at once. Each node judges its own by the appends that
+it knows, and has it marked as the one right after those (:func:`mark_of`). The hub that numbers messages takes the
+first; the other node judges again.
 """
 
 from __future__ import annotations
@@ -143,15 +144,14 @@ class Stream(msgspec.Struct):
         ]
 
 
-def mark_of(stream: Stream, producer: str) -> str:
-    """Return the name under which a producer's appends are marked in the log, one after the other.
+def mark_of(topic: str, stream: int) -> str:
+    """Return the name under which changes of a stream are marked in the log, one after the other.
 
-    Every node makes the same, and none for another stream of the same topic, before or after.
+    Every node makes the same, and none for another stream of the same topic, before or after. While nobody has created
+    one, there is no id (0), and the mark is that of its creation.
     """
-    # Of a topic that nobody created a stream of, the first append does, and has no id yet.
-    whose = f"{producer}\0{'' if stream.id else stream.topic}"
-    digest = blake2b(whose.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-    return f"{HUBS_OWN_NAMES}stream/{stream.id}/{digest}"
+    digest = blake2b(topic.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return f"{HUBS_OWN_NAMES}stream/{stream}/{digest}"
 
 
 def media_type(content_type: str) -> str:

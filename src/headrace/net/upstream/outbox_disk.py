@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -21,7 +22,8 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, StorageError
 from headrace.hub.publishing.passed import column_texts
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.storing.outbox import KeptRequest, Outbox
+from headrace.hub.publishing.storing.kept_requests import KeptRequest
+from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.publishing.storing.set_aside import SetAside
 from headrace.hub.publishing.storing.storing_relay import StoringRelay
 from headrace.hub.sequence import Hub
@@ -139,6 +141,8 @@ class OutboxDisk:
         self._trim_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         if log.fsync == "interval":
+            self._hurried = asyncio.Event()
+            outbox.hurry = self._hurried.set
             self._begin(self._keep_synced())
         outbox.hub.take_turn()
         waiting = outbox.state.waiting
@@ -211,10 +215,13 @@ class OutboxDisk:
 
     async def _keep_synced(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.log.fsync_interval)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.log.fsync_interval):
+                    await self._hurried.wait()
+            self._hurried.clear()
             if self._log.dirty:
                 try:
-                    await self._in_thread(self._log.sync)
+                    self._outbox.synced(await self._in_thread(self._log.sync))
                 except StorageError as error:
                     logger.critical("the outbox's disk failed to sync, nothing more is kept: %s", error)
                     self._outbox.hub.counters.add("sync_failures")

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
 from math import ceil
 from typing import Final
@@ -55,6 +55,11 @@ _SANDBOX: Final = {"Content-Security-Policy": "sandbox; default-src 'none'; fram
 """For what publishers chose, bytes and content type: were it a page, it must not act as one of ours."""
 
 
+def stream_headers(origin: str | None, origins: Collection[str]) -> dict[str, str]:
+    """Return what the answers under ``/v1/`` have besides: ``origin`` is that of the page that asks, if one does."""
+    return {**_SANDBOX, **answer_headers(origin, origins)}
+
+
 class AccessCheck:
     """Checks every request before a handler sees it."""
 
@@ -66,14 +71,14 @@ class AccessCheck:
         """Add the headers of every answer."""
         response.headers.update(HEADERS)
         if request.path.startswith(STREAMS):
-            response.headers.update(_SANDBOX)
-            response.headers.update(answer_headers(request, self._server.settings.auth.origins))
+            origin = request.headers.get(hdrs.ORIGIN)
+            response.headers.update(stream_headers(origin, self._server.settings.auth.origins))
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through, or refuse it with the reason."""
         try:
-            named = self._called_by_its_name(request)
+            named = is_own_name(request.transport, request.url.host or "")
         except ValueError as error:
             raise refusal(web.HTTPBadRequest, f"the header Host is no address: {error}") from None
         if not named:
@@ -130,16 +135,16 @@ class AccessCheck:
             return
         check_origin(request, self._server.settings.auth.origins)
 
-    def _called_by_its_name(self, request: web.Request) -> bool:
-        transport = request.transport
-        here = None if transport is None else transport.get_extra_info("sockname")
-        if here is None or not ip_address(here[0].partition("%")[0]).is_loopback:
-            return True
-        name = request.url.host or ""
-        try:
-            return ip_address(name).is_loopback
-        except ValueError:
-            return name == "localhost" or name.endswith(".localhost")
+
+def is_own_name(transport: asyncio.BaseTransport | None, name: str) -> bool:
+    """Whether a name is one by which the hub is asked at the address that a connection came to."""
+    here = None if transport is None else transport.get_extra_info("sockname")
+    if here is None or not ip_address(here[0].partition("%")[0]).is_loopback:
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
 
 
 def _is_text(request: web.Request) -> bool:

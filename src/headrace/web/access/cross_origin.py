@@ -50,12 +50,11 @@ def answer_preflight(request: web.Request) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
-def answer_headers(request: web.Request, origins: Collection[str]) -> dict[str, str]:
+def answer_headers(origin: str | None, origins: Collection[str]) -> dict[str, str]:
     """Return the headers by which a browser lets pages of configured origins read an answer, errors included."""
     headers = {"Cross-Origin-Resource-Policy": "cross-origin"}
     if origins:
         headers[hdrs.VARY] = hdrs.ORIGIN
-    origin = request.headers.get(hdrs.ORIGIN)
     if origin is not None and origin in origins:
         headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
         headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED

@@ -6,6 +6,7 @@ ones are slowed like those at the other doors (:mod:`headrace.hub.access.login_a
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import hmac
 from base64 import b64decode
@@ -42,7 +43,7 @@ class Identification:
         """Return who makes a request; whoever proves nothing is anonymous."""
         principals = self._server.access.principals
         if not self._server.authentication.useful:
-            return self._by_certificate(request)
+            return self.by_certificate(request.transport)
         scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         match scheme.lower():
             case "":
@@ -61,7 +62,7 @@ class Identification:
             found = self.sessions.find(cookie, principals, monotonic())
             if found is not None:
                 return found
-        return self._by_certificate(request)
+        return self.by_certificate(request.transport)
 
     def by_token(self, request: web.Request, token: str) -> Principal | None:
         """Return whose bearer token this is."""
@@ -90,8 +91,8 @@ class Identification:
         """Return the name of the session's cookie."""
         return COOKIE_UNDER_TLS if self.is_secure(request) else COOKIE
 
-    def _by_certificate(self, request: web.Request) -> Principal:
-        transport = request.transport
+    def by_certificate(self, transport: asyncio.BaseTransport | None) -> Principal:
+        """Return who has opened a connection, by the certificate; without one, whoever is anonymous."""
         names = certificate_names(None if transport is None else transport.get_extra_info("peercert"))
         return self._server.access.principals.of_peer("", next(iter(names), ""))
 

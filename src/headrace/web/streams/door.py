@@ -3,8 +3,9 @@
 An append is a message of the one sequence, and its offset is its number, so what other doors publish on a topic stands
 in its stream. A topic that has messages is a stream, though nobody created it: of bytes, open, without an end.
 
-Appends that depend on what was before (a producer's, a writer's, one that closes) wait for one another, stream by
-stream: each is judged by a state that has the one before.
+Changes that depend on what was before (an append of a producer or a writer, one that closes, the creation) wait for one
+another, stream by stream: each is judged by a state that has the one before
+(:mod:`~headrace.web.streams.judged_changes`).
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from headrace.web.publishing import committed, message_batch
 from headrace.web.refusals import refusal
 from headrace.web.stream_holder import held
 from headrace.web.streams.bodies import NO_JSON, event_lines, is_encoded, joined, json_values
+from headrace.web.streams.judged_changes import JudgedChanges, OvertakenError, is_repeat
 from headrace.web.streams.offsets import next_cursor, write_offset
-from headrace.web.streams.producers import OvertakenError, Producers, is_repeat
 from headrace.web.streams.reading import Page, StreamReader
 from headrace.web.streams.requests import (
     DEFAULT_TYPE,
@@ -84,7 +85,7 @@ class StreamDoor:
         self._reader = StreamReader(server)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping = asyncio.Event()
-        self._producers = Producers(server, self._stopping)
+        self._changes = JudgedChanges(server, self._stopping)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the handlers."""
@@ -112,16 +113,15 @@ class StreamDoor:
             check(self._server.access, request, Action.READ, asked.topic)
         body = await self._body(request)
         async with self._turn(topic):
-            now = _now()
-            known = self._live(topic, now)
-            if known is not None and known.deleted:
+            while (known := self._live(topic, now := _now())) is None:
+                with suppress(OvertakenError):
+                    await self._create(request, topic, asked, body, now)
+                    created = self._live(topic, _now())
+                    if created is None:
+                        raise refusal(web.HTTPTooManyRequests, "there are too many streams")
+                    return self._described(request, created, 201)
+            if known.deleted:
                 raise problem(409, "the stream is deleted, and kept for its forks")
-            if known is None:
-                await self._create(request, topic, asked, body, now)
-                known = self._live(topic, _now())
-                if known is None:
-                    raise refusal(web.HTTPTooManyRequests, "there are too many streams")
-                return self._described(request, known, 201)
             source = None if asked is None else self._source(asked, now)
             fork = None if asked is None else self._place(asked, source, known)
             if not known.shape.agrees(shape_of(request, fork, None if source is None else source.shape)):
@@ -131,6 +131,7 @@ class StreamDoor:
     async def _create(
         self, request: web.Request, topic: str, asked: ForkRequest | None, body: bytes, now: int
     ) -> None:
+        changes = self._changes.known(topic, 0)
         source = None if asked is None else self._source(asked, now)
         fork, prefix = None, b""
         if asked is not None and source is not None:
@@ -151,7 +152,7 @@ class StreamDoor:
         if shape.closed:
             batches.append(entries.append(topic, Appended(closes=True), now))
         with self._charged(request, topic, STREAM_BYTES):
-            await self._commit(batches)
+            await self._changes.commit_next(topic, 0, changes, batches)
 
     def _source(self, asked: ForkRequest, now: int) -> Stream:
         source = self._live(asked.topic, now)
@@ -242,30 +243,40 @@ class StreamDoor:
             appended = await self._commit([self._message(request, topic, body)])
             if is_kept(appended):
                 return published(appended)
-            return self._appended(await self._existing(topic), 204)
+            return self._appended(_with_append(await self._existing(topic), appended), 204)
         async with self._turn(topic):
             return await self._append(request, topic, body, Appended(producer, writer, closing))
+
+    def takes_plainly(self, topic: str, content_type: str | None, body: bytes) -> bool:
+        """Whether an append that depends on nothing before it can be taken as it is, to a stream that was created."""
+        stream = self._live(topic, _now())
+        if stream is None or stream.deleted or stream.closed or not body or content_type is None:
+            return False
+        shape = stream.shape
+        return media_type(content_type) == shape.media_type and not (shape.is_json and not _is_json(body))
+
+    def plainly_appended(self, topic: str, appended: Batch) -> Stream:
+        """Return the stream that has such an append by now; raise the answer if it does not."""
+        return _with_append(_usable(topic, self._live(topic, _now())), appended)
 
     async def _append(self, request: web.Request, topic: str, body: bytes, append: Appended) -> web.Response:
         """Append what depends on the appends before it."""
         while True:
+            before = self._changes.known(topic, 0)
             stream, producer = await self._existing(topic), append.producer
+            changes = self._changes.known(topic, stream.id) if stream.id else before
             if producer is not None:
                 try:
                     if is_repeat(stream, producer):
                         return self._appended(stream, 204, producer.id)
                 except (web.HTTPConflict, web.HTTPBadRequest):
-                    if not await self._producers.caught_up(stream, producer.id):
+                    if not await self._changes.caught_up(stream):
                         raise
                     continue
             if stream.closed:
                 if not body and append.closes and producer is None:
                     return self._appended(stream, 204)
-                raise problem(
-                    409,
-                    "the stream is closed",
-                    {"Stream-Closed": "true", "Stream-Next-Offset": write_offset(stream.tail)},
-                )
+                raise _is_closed(stream)
             if append.writer is not None and stream.writer is not None and append.writer <= stream.writer:
                 raise problem(409, f"Stream-Seq {append.writer} is not above {stream.writer}")
             now = _now()
@@ -277,12 +288,9 @@ class StreamDoor:
             if producer is not None and producer.id not in stream.producers:
                 size += PRODUCER_BYTES
             with suppress(OvertakenError), self._charged(request, topic, size):
-                if producer is None:
-                    await self._commit(batches)
-                else:
-                    await self._producers.commit_next(stream, producer.id, batches)
+                await self._changes.commit_next(topic, stream.id, changes, batches)
                 break
-            # Another node was first for this producer. What it appended is known here by now: judge again.
+            # Another node was first. What it has changed is known here by now: judge again.
         after = await self._existing(topic)
         return self._appended(after, 200 if producer and body else 204, producer.id if producer else "")
 
@@ -498,11 +506,7 @@ class StreamDoor:
         stream = self._live(topic, _now())
         if stream is None and self._streams.get(topic) is None:
             stream = await self._reader.topic_as_stream(topic, self._streams.forgotten(topic))
-        if stream is None:
-            raise problem(404, f"there is no stream {topic}: create it with PUT, or publish under this topic")
-        if stream.deleted:
-            raise problem(410, "the stream is deleted")
-        return stream
+        return _usable(topic, stream)
 
     def _turn(self, topic: str) -> asyncio.Lock:
         return self._turns.setdefault(topic, asyncio.Lock())
@@ -511,8 +515,33 @@ class StreamDoor:
         """Append batches together, one or more; return the last of them as it was committed, or kept."""
         result = await committed(self._server, *batches)
         if isinstance(result, StorageError):
-            raise problem(507 if isinstance(result, FullError) else 503, str(result))
+            raise not_stored(result)
         return result
+
+
+def not_stored(error: StorageError) -> web.HTTPError:
+    """Make the answer to an append that the log has not taken."""
+    return problem(507 if isinstance(error, FullError) else 503, str(error))
+
+
+def _usable(topic: str, stream: Stream | None) -> Stream:
+    if stream is None:
+        raise problem(404, f"there is no stream {topic}: create it with PUT, or publish under this topic")
+    if stream.deleted:
+        raise problem(410, "the stream is deleted")
+    return stream
+
+
+def _with_append(stream: Stream, appended: Batch) -> Stream:
+    """Return a stream that has an append; if somebody else closed it before, that stands on the topic alone."""
+    if stream.closed and appended.last > stream.tail:
+        raise _is_closed(stream)
+    return stream
+
+
+def _is_closed(stream: Stream) -> web.HTTPError:
+    headers = {"Stream-Closed": "true", "Stream-Next-Offset": write_offset(stream.tail)}
+    return problem(409, "the stream is closed", headers)
 
 
 def _event_text(shape: Shape, page: Page, closed: bool, cursor: str) -> str:
@@ -535,6 +564,13 @@ def _checked_json(body: bytes) -> int:
         return len(json_values(body))
     except NO_JSON as error:
         raise bad(f"this is no JSON: {error}") from None
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        return bool(json_values(body))
+    except NO_JSON:
+        return False
 
 
 def _sorted(attributes: dict[str, str]) -> tuple[dict[str, str], dict[str, float]]:

@@ -12,7 +12,8 @@ from headrace.errors import FullError, HeadraceError, StorageError
 from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.publish_relay import RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.storing.outbox import KeptRequest, Outbox
+from headrace.hub.publishing.storing.kept_requests import KeptRequest
+from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.publishing.storing.set_aside import SetAside
 from headrace.hub.publishing.storing.storing_relay import StoringRelay
 from headrace.hub.sequence import Hub
@@ -42,6 +43,8 @@ class Edge:
         self.names = count()
         self.told: dict[str, Told] = {}
         self.now = 0.0
+        self.piece = 600
+        """Bytes that are read from the outbox at a time."""
         self._answers: dict[RelayRequest, list[Published | HeadraceError]] = {}
         begin(directory / "log", Snapshot(root.log.uuid, 0, 0, {}), sync=False)
         self.open()
@@ -119,7 +122,7 @@ class Edge:
     def load(self) -> None:
         """Read from the outbox what is to be sent now."""
         while (op := self.relay.due_from) is not None:
-            self.relay.loaded(op, self.kept_log.read_ops(op, None, 600))
+            self.relay.loaded(op, self.kept_log.read_ops(op, None, self.piece))
             self.turn()
 
     def send(self, most: int | None = None) -> None:

@@ -13,7 +13,8 @@ from tests.hub.publishing.test_publish_relay import Root
 
 from headrace.errors import DamagedError
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.storing.outbox import KeptReader, Outbox
+from headrace.hub.publishing.storing.kept_requests import KeptReader, KeptRequest
+from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.log import Log
 
 REQUESTS = [[b"door0", b"door1"], [b"p0"], [b"door2" * 40], [b"p1", b"p2"]]
@@ -42,12 +43,17 @@ def requests(directory: Path, history: UUID) -> list[list[bytes]]:
     log = Log.open(directory, fsync="never")
     try:
         outbox = Outbox(log, history, PublisherNumbers(), most=1 << 20)
-        found = KeptReader(outbox.state).take(list(log.scan_ops(1)))
-        assert len(found) == outbox.state.waiting.requests
+        found = read(outbox)
+        assert sum(len(each.ops) for each in found) == outbox.state.waiting.requests
         assert sum(each.terms.messages for each in found) == outbox.state.waiting.messages
         return [[payload for batch in each.rows for payload in batch.run] for each in found]
     finally:
         log.close()
+
+
+def read(outbox: Outbox) -> list[KeptRequest]:
+    reader = KeptReader(1, outbox.state.renamed, ())
+    return [*reader.take(list(outbox.hub.log.scan_ops(1))), *reader.rest()]
 
 
 def tail_of(directory: Path) -> Path:
@@ -100,14 +106,15 @@ def test_the_state_is_a_function_of_the_log(tmp_path: Path) -> None:
     """A request is kept between two notes that are under way: what is remembered is the same after a crash."""
     edge = Edge(tmp_path / "edge", Root(tmp_path / "root"))
     edge.away()
-    for number in range(2):
-        edge.publish("p", number, f"p{number}")
-        edge.turn()
+    edge.publish("p", 0, "p0")
+    edge.turn()
+    edge.publish("q", 0, "q0")
+    edge.turn()
     outbox = edge.outbox
-    one, two = KeptReader(outbox.state).take(list(edge.kept_log.scan_ops(1)))
+    one, two = read(outbox)
     outbox.rename(one, 0, "new", lambda _: None)
     outbox.settle(one, 1, 1, one.terms.size)
-    edge.publish("p", 2, "p2")
+    edge.publish("p", 1, "p1")
     outbox.settle(two, 1, 1, two.terms.size)
     edge.turn()
     live = outbox.state.dump(), outbox.numbers.dump()

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from tests.hub.publishing.storing.edge import Edge, full
+from tests.hub.publishing.storing.edge import PATIENCE, Edge, full
 from tests.hub.publishing.test_publish_relay import Root, payloads
 
-from headrace.errors import FullError, RefusedError, UnavailableError, UsageError
+from headrace.errors import (
+    FullError,
+    HeadraceError,
+    RefusedError,
+    StorageError,
+    UnavailableError,
+    UsageError,
+)
 from headrace.hub.holds import hold
+from headrace.hub.publishing.publish_relay import RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.sequencer import KEPT, Claim, Opened, Opening, Published, is_kept
@@ -437,7 +446,20 @@ def test_an_outbox_that_cannot_note_a_refusal_tries_again_later(edge: Edge, root
     assert edge.set_aside_payloads == [b"a"]
 
 
-def test_no_more_is_sent_than_the_disk_can_note(edge: Edge, root: Root) -> None:
+def fill(edge: Edge) -> None:
+    """Let the disk be full for notes."""
+    edge.kept_log.append = full  # type: ignore[method-assign]
+
+
+def fail(edge: Edge) -> None:
+    """Let a sync fail: the outbox writes nothing more."""
+    edge.outbox.hub.fail(StorageError("the disk failed to sync"))
+
+
+@pytest.mark.parametrize("broken", [fill, fail], ids=["full", "failed"])
+def test_no_more_is_sent_than_the_disk_can_note(
+    edge: Edge, root: Root, broken: Callable[[Edge], None]
+) -> None:
     """Otherwise a crash would have more sent again than the upstream hub still recognises."""
     edge.away()
     for number in range(300):
@@ -445,16 +467,170 @@ def test_no_more_is_sent_than_the_disk_can_note(edge: Edge, root: Root) -> None:
             edge.publish(publisher, number, f"{publisher}{number}")
             edge.turn()
     edge.relay.connected()
-    append, edge.kept_log.append = edge.kept_log.append, full  # type: ignore[method-assign]
+    broken(edge)
     for _ in range(30):
         edge.send()
         edge.receive()
+        edge.relay.tick(edge.now)
     assert 0 < len(payloads(root.log)) < 100
-    edge.kept_log.append = append  # type: ignore[method-assign]
     edge.crash()
     edge.drain()
     assert payloads(root.log) == [f"{kind}{number}".encode() for number in range(300) for kind in "pq"]
     assert edge.set_aside_payloads == []
+
+
+def test_what_went_up_is_noted_before_anything_goes_past_the_outbox(edge: Edge, root: Root) -> None:
+    """A crash would have it sent again, and by then its publisher may have sent more than is remembered of it."""
+    edge.away()
+    edge.publish("p", 0, "kept")
+    edge.turn()
+    edge.relay.connected()
+    edge.send()
+    fail(edge)
+    edge.receive()
+    assert payloads(root.log) == [b"kept"]
+    for number in range(1, 300):
+        edge.publish("p", number, f"p{number}")
+        edge.publish("q", number, f"q{number}")
+        edge.send()
+        edge.receive()
+    assert isinstance(edge.told["p1"], StorageError)
+    edge.crash()
+    edge.drain()
+    assert payloads(root.log) == [b"kept"]
+    assert edge.set_aside_payloads == []
+    edge.publish("p", 1, "p1")
+    edge.send()
+    edge.receive()
+    assert isinstance(edge.told["p1"], Published)
+
+
+def noted_requests(root: Root, refused: bytes | None = None) -> list[list[bytes]]:
+    """Note what the upstream hub is sent; it refuses requests with one payload for good."""
+    seen: list[list[bytes]] = []
+    real = root.take
+
+    def take(request: RelayRequest) -> list[Published | HeadraceError]:
+        seen.append([payload for batch in request.rows for payload in batch.run])
+        if refused in seen[-1]:
+            return [RefusedError("limit", "too long for the upstream hub")]
+        return real(request)
+
+    root.take = take  # type: ignore[method-assign]
+    return seen
+
+
+def test_small_requests_go_up_together_in_their_order(edge: Edge, root: Root) -> None:
+    edge.away()
+    for number in range(60):
+        for _ in range(3):
+            edge.submit(f"d{number}.{_}")
+            edge.turn()
+        for _ in range(2):
+            edge.publish("p", 2 * number + _, f"p{number}.{_}")
+            edge.turn()
+    expected = [
+        f"{kind}{n}.{_}".encode()
+        for n in range(60)
+        for kind, many in (("d", 3), ("p", 2))
+        for _ in range(many)
+    ]
+    edge.piece = 1 << 20
+    seen = noted_requests(root)
+    edge.drain()
+    assert payloads(root.log) == expected
+    assert [payload for request in seen for payload in request] == expected
+    assert len(seen) < 150
+    assert edge.outbox.state.waiting == (0, 0, 0)
+
+
+def test_a_group_is_the_same_when_it_is_sent_again(edge: Edge, root: Root) -> None:
+    """It was taken without an answer. What is kept after that is no part of it, before and after a crash."""
+    edge.away()
+    for round_ in range(3):
+        for number in range(4):
+            edge.submit(f"d{round_}.{number}")
+            edge.turn()
+        edge.relay.connected()
+        edge.send(1)
+        edge.submit(f"d{round_}.4")
+        edge.turn()
+        if round_ == 1:
+            edge.crash()
+        edge.away()
+    edge.drain()
+    assert payloads(root.log) == [f"d{round_}.{n}".encode() for round_ in range(3) for n in range(5)]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("kind", ["d", "p"])
+def test_of_those_that_go_up_together_only_the_refused_one_is_set_aside(
+    edge: Edge, root: Root, kind: str, crash: bool
+) -> None:
+    edge.away()
+    for number in range(10):
+        if kind == "d":
+            edge.submit(f"d{number}")
+        else:
+            edge.publish("p", number, f"p{number}")
+        edge.turn()
+    edge.piece = 1 << 20
+    seen = noted_requests(root, refused=f"{kind}4".encode())
+    edge.relay.connected()
+    edge.send()
+    edge.receive()
+    assert len(seen[0]) == 10
+    if crash:
+        edge.crash()
+    # Later ones are in other groups.
+    edge.submit("later")
+    edge.turn()
+    edge.drain()
+    left = [f"{kind}{number}".encode() for number in range(10) if number != 4]
+    log = payloads(root.log)
+    assert [payload for payload in log if payload != b"later"] == left
+    # What one process took from its doors keeps its order. Others may overtake what is sent again.
+    assert log.index(b"later") == len(left) or kind == "p" or crash
+    assert edge.set_aside_payloads == [f"{kind}4".encode()]
+    assert edge.hub.counters.as_dict()["outbox_aside"] == 1
+
+
+def test_a_publishers_request_that_had_to_wait_divides_no_group(edge: Edge, root: Root) -> None:
+    """It is compared with what is kept, and overtaken by what came after it."""
+    edge.away()
+    edge.publish("p", 0, "p0")
+    edge.turn()
+    waiting: list[Callable[[], None]] = []
+    edge.outbox.publishing._comparisons._elsewhere = lambda work, done: waiting.append(lambda: done(work()))
+    edge.submit("d0")
+    edge.turn()
+    # Half of it is a repeat.
+    edge.publish("p", 0, "p0", "p1")
+    edge.turn()
+    edge.submit("d1")
+    edge.turn()
+    edge.submit("d2")
+    waiting.pop()()
+    edge.submit("d3")
+    edge.turn()
+    edge.turn()
+    edge.drain()
+    assert sorted(payloads(root.log)) == [b"d0", b"d1", b"d2", b"d3", b"p0", b"p1"]
+    assert edge.set_aside_payloads == []
+
+
+def test_whoever_waits_is_kept_if_a_connected_hub_never_answers(edge: Edge, root: Root) -> None:
+    edge.relay.connected()
+    edge.submit("a")
+    edge.send()
+    edge.relay.tick(edge.now)
+    edge.now += 3 * PATIENCE
+    edge.relay.tick(edge.now)
+    edge.turn()
+    assert is_told_kept(edge, "a")
+    edge.under_way.clear()
+    edge.drain()
+    assert payloads(root.log) == [b"a"]
 
 
 class StoreAndForward(RuleBasedStateMachine):

@@ -10,12 +10,13 @@ comes again is the one that is kept, and the same numbers with other content are
 name is a matter of the frontend's own state.
 
 Entries besides ``kept`` say how far the upstream hub has it all (``settled``), that marks are counted anew after one
-that it refused (``renamed``), that a publisher's message was refused (``refused``), and which history the messages
-are for (``history``).
+that it refused, or each by itself (``renamed``), that a publisher's message was refused (``refused``), and which
+history the messages are for (``history``).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -26,6 +27,7 @@ from headrace.errors import FullError, HeadraceError, StorageError, UsageError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, mark
 from headrace.hub.publishing.publisher_numbers import Holder, PublisherNumbers
 from headrace.hub.publishing.same_rows import Elsewhere
+from headrace.hub.publishing.storing.kept_requests import PART, KeptRequest, KeptTerms, Renamed
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import KEPT, Claim, Published, WhenPublished
 from headrace.hub.state import HubState, entry
@@ -38,39 +40,8 @@ MAX_UNCOMMITTED: Final = 16 << 20
 REQUEST_COST: Final = 512
 """About what a request takes beside its rows, on the disk and in the index of its places."""
 
-_PART: Final = "outbox"
-
 WhenNoted: TypeAlias = Callable[[bool], None]
 """Called once an entry is committed, or, with false, once the disk has refused it."""
-
-
-class KeptTerms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of a request beside its rows."""
-
-    batches: int
-    """How many follow: its rows, and a mark if they are passed on."""
-    messages: int
-    size: int
-    passed: bool = False
-    follows: bool = False
-    epoch: int | None = None
-    client: str = ""
-    retry: int | None = None
-    since: int = 0
-    """A position of the frontend's log before which it was never sent."""
-
-
-class KeptRequest(NamedTuple):
-    """A request as the outbox has it: the operations ``op`` to ``last_op`` of its log."""
-
-    op: int
-    last_op: int
-    time: int
-    """When it was kept, in µs since 1970."""
-    terms: KeptTerms
-    rows: Sequence[Batch]
-    publisher: str
-    number: int
 
 
 class _Settled(msgspec.Struct, frozen=True):
@@ -81,14 +52,6 @@ class _Settled(msgspec.Struct, frozen=True):
     requests: int
     messages: int
     size: int
-
-
-class Renamed(msgspec.Struct, frozen=True):
-    """Marks of the name ``old`` from ``number`` on go under ``new``, from 0 on."""
-
-    old: str
-    number: int
-    new: str
 
 
 class Waiting(NamedTuple):
@@ -131,7 +94,7 @@ class KeptNumbers(PublisherNumbers):
 class OutboxState:
     """The outbox's own part of its state."""
 
-    name = _PART
+    name = PART
 
     def __init__(self, numbers: KeptNumbers) -> None:
         self._numbers = numbers
@@ -149,13 +112,6 @@ class OutboxState:
         return Waiting(
             kept.requests - settled.requests, kept.messages - settled.messages, kept.size - settled.size
         )
-
-    def known_as(self, publisher: str, number: int) -> tuple[str, int]:
-        """Return the name and the number that a mark has by now."""
-        for old, since, new in map(msgspec.structs.astuple, self.renamed):
-            if publisher == old and number >= since:
-                publisher, number = new, number - since
-        return publisher, number
 
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:  # noqa: ARG002
         """Apply one of the outbox's entries."""
@@ -214,8 +170,17 @@ class Outbox:
         """Requests on their way to the disk."""
         self.aside_bytes = 0
         """Bytes of what the upstream hub refused; they count against the bound."""
-        self._unnoted = False
-        self._publishing = IdempotentPublishing(self.hub, self.numbers, elsewhere)
+        self.noted: Callable[[], None] = lambda: None
+        """Called when what is settled is safely noted; set by the relay."""
+        self.hurry: Callable[[], None] = lambda: None
+        """Asks for a sync: the relay waits for one. Set by the driver."""
+        self._safe = self.state.settled.requests
+        """Requests of which it is safe on the disk that the upstream hub has them."""
+        self._noting = 0
+        """Notes on their way to the disk."""
+        self._written: deque[tuple[int, int]] = deque()
+        """Notes that the next sync makes safe: their operation, and how many requests were settled."""
+        self.publishing = IdempotentPublishing(self.hub, self.numbers, elsewhere)
         self._coming = 0
         """Bytes of those requests."""
         if self.state.history not in ("", str(history)) and self.state.waiting.requests:
@@ -224,7 +189,7 @@ class Outbox:
                 f"this hub follows the log {history}: follow that log's hub, or move {log.directory} away"
             )
         if self.state.history != str(history):
-            self.hub.submit(entry(_PART, "history", str(history).encode()))
+            self.hub.submit(entry(PART, "history", str(history).encode()))
 
     @property
     def empty(self) -> bool:
@@ -254,10 +219,12 @@ class Outbox:
         follows: bool,
         claim: Claim,
         since: int,
+        group: int | None = None,
     ) -> None:
         """Keep a request; ``reply`` gets :data:`~headrace.hub.sequencer.KEPT` once it is as safe as the log's own.
 
-        ``passed`` rows are known by a mark, others by their own numbers.
+        ``passed`` rows are known by a mark here, and upstream by their ``group`` if they have one; others by their own
+        numbers.
         """
         size += REQUEST_COST
         if self.size + size > self.most:
@@ -275,8 +242,9 @@ class Outbox:
             client=claim.client,
             retry=claim.retry,
             since=since if claim.retry is None else min(since, claim.retry),
+            group=group,
         )
-        described = entry(_PART, "kept", msgspec.json.encode(terms))
+        described = entry(PART, "kept", msgspec.json.encode(terms))
         self.writing += 1
         self._coming += size
 
@@ -289,7 +257,7 @@ class Outbox:
         batch = mark(publisher, number) if passed else rows[0]
         # Whether it follows what came before is judged upstream, where that is known.
         judged = Claim() if passed else claim._replace(retry=None)
-        self._publishing.publish(batch, kept, preceding=preceding, claim=judged)
+        self.publishing.publish(batch, kept, preceding=preceding, claim=judged)
 
     def settle(self, upto: KeptRequest, requests: int, messages: int, size: int) -> None:
         """Note that the upstream hub has, or has refused, everything up to a request: so many more than before."""
@@ -303,22 +271,43 @@ class Outbox:
         )
         # At once, though it is not committed yet: the next note adds to this one.
         self.state.settled = settled
-        self.note(lambda: None)
-
-    def note(self, done: Callable[[], None]) -> None:
-        """Write down what is settled; ``done`` is called once that is committed."""
-
-        def noted(result: Batch | StorageError) -> None:
-            self._unnoted = not isinstance(result, Batch)
-            if not self._unnoted:
-                done()
-
-        self.hub.submit(entry(_PART, "settled", msgspec.json.encode(self.state.settled)), noted)
+        self._note()
 
     @property
-    def unnoted(self) -> bool:
-        """Whether the disk has refused the newest note, and may take it later."""
-        return self._unnoted and self.hub.failed is None
+    def unnoted(self) -> int:
+        """How many requests the upstream hub has of which a power cut would let this hub forget that.
+
+        They are then sent again, and the upstream hub recognises so many.
+        """
+        return self.state.settled.requests - self._safe
+
+    def note_again(self) -> None:
+        """Write down what is settled if the disk has refused that; it may have room now."""
+        if self.unnoted and not self._noting and not self._written and self.hub.failed is None:
+            self._note()
+
+    def synced(self, op: int) -> None:
+        """Note that everything up to an operation is on the disk."""
+        before = self._safe
+        while self._written and self._written[0][0] <= op:
+            self._safe = self._written.popleft()[1]
+        if self._safe != before:
+            self.noted()
+
+    def _note(self) -> None:
+        settled = self.state.settled
+
+        def noted(result: Batch | StorageError) -> None:
+            self._noting -= 1
+            if not isinstance(result, Batch):
+                return
+            self._written.append((result.last_op, settled.requests))
+            if self.hub.log.fsync != "interval":
+                # What is committed is as safe as it will be.
+                self.synced(result.last_op)
+
+        self._noting += 1
+        self.hub.submit(entry(PART, "settled", msgspec.json.encode(settled)), noted)
 
     def leave_out(self, op: int) -> None:
         """Read from operation ``op`` on from now on: the outbox is empty, and what is before may be removed."""
@@ -332,50 +321,17 @@ class Outbox:
         if request.terms.passed:
             self.rename(request, request.number + 1, new or "", done)
         else:
-            refused = entry(_PART, "refused", request.publisher.encode())
+            refused = entry(PART, "refused", request.publisher.encode())
             self.hub.submit(refused, lambda result: done(isinstance(result, Batch)))
 
     def rename(self, request: KeptRequest, number: int, new: str, done: WhenNoted) -> None:
         """Count the marks of a request's name anew from ``number`` on: the upstream hub has none of them."""
-        renamed = Renamed(request.publisher, number, new)
-        noted = entry(_PART, "renamed", msgspec.json.encode(renamed))
+        self._rename(Renamed(request.publisher, number, new), done)
+
+    def take_apart(self, request: KeptRequest, new: str, done: WhenNoted) -> None:
+        """Let the members of a group go up one by one, and after them what follows it, under the name ``new``."""
+        self._rename(Renamed(request.publisher, request.number, new, len(request.ops), request.mark), done)
+
+    def _rename(self, renamed: Renamed, done: WhenNoted) -> None:
+        noted = entry(PART, "renamed", msgspec.json.encode(renamed))
         self.hub.submit(noted, lambda result: done(isinstance(result, Batch)))
-
-
-class KeptReader:
-    """Makes requests of what is read from the outbox's log, piece by piece."""
-
-    def __init__(self, state: OutboxState) -> None:
-        self._state = state
-        self._next = 0
-        self._described: tuple[Batch, KeptTerms] | None = None
-        self._rows: list[Batch] = []
-
-    @property
-    def op(self) -> int:
-        """The operation to read from; what is settled may have been removed."""
-        return max(self._next, self._state.settled.op)
-
-    def take(self, batches: Sequence[Batch]) -> list[KeptRequest]:
-        """Take the next operations; return the requests that are whole now."""
-        found: list[KeptRequest] = []
-        for batch in batches:
-            self._next = batch.last_op + 1
-            if self._described is None:
-                if batch.topic == f"{_PART}/kept":
-                    self._described = batch, msgspec.json.decode(batch.run[0], type=KeptTerms)
-                continue
-            self._rows.append(batch)
-            described, terms = self._described
-            if len(self._rows) == terms.batches:
-                found.append(self._request(described, terms))
-                self._described, self._rows = None, []
-        return found
-
-    def _request(self, described: Batch, terms: KeptTerms) -> KeptRequest:
-        last = self._rows[-1]
-        publisher, number = last.publisher, last.number or 0
-        if terms.passed:
-            publisher, number = self._state.known_as(publisher, number)
-        rows = self._rows[:-1] if terms.passed else self._rows
-        return KeptRequest(described.op, last.last_op, described.time, terms, rows, publisher, number)

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.hub.publishing.storing.outbox import KeptRequest
+from headrace.hub.publishing.storing.kept_requests import KeptRequest
 from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.message import Batch

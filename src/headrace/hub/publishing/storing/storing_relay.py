@@ -7,9 +7,12 @@ back, the outbox is sent up by the relay's own queue, from the oldest on, and wh
 When the upstream hub has all of it, the relay passes things on directly again.
 
 A request keeps its name and number in the outbox, so one that the upstream hub took without an answer is recognised
-there. Its answer settles it. After a refusal for now (no room, no primary) all unsettled requests are sent again. A
-refusal for good **sets the request aside** (:attr:`StoringRelay.set_aside`), and what was under way after it is sent
-again: marks that follow a refused one were refused with it, and get a new name.
+there. Its answer settles it, which is noted; no more is sent than the upstream hub would recognise if the notes were
+lost. Small requests go up together (:mod:`~headrace.hub.publishing.storing.kept_requests`).
+
+After a refusal for now (no room, no primary) all unsettled requests are sent again. A refusal for good **sets the
+request aside** (:attr:`StoringRelay.set_aside`), and what was under way after it is sent again: marks that follow a
+refused one were refused with it, and get a new name.
 
 Kept are messages, and new services together with the messages that need them. Other changes of the hub's state
 (consumers, holds, subscriptions, streams), commits and openings of names depend on the sequence: they are refused.
@@ -23,9 +26,10 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import HeadraceError, LimitError, MalformedError, RefusedError, UnavailableError
-from headrace.hub.publishing.publish_relay import UNKNOWN, OwnNumbers, PublishRelay, RelayRequest
+from headrace.hub.publishing.publish_relay import UNKNOWN, PublishRelay, RelayRequest
 from headrace.hub.publishing.storing.keepable import Keepable
-from headrace.hub.publishing.storing.outbox import KeptReader, KeptRequest, Outbox
+from headrace.hub.publishing.storing.kept_requests import Groups, KeptReader, KeptRequest
+from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     UNCLAIMED,
@@ -44,6 +48,10 @@ LOAD_BYTES: Final = 4 << 20
 
 AGAIN_SECONDS: Final = 1.0
 """Seconds until requests are sent again that were refused for now."""
+
+MAX_UNNOTED: Final = 64
+"""Requests that went up and are not safely noted, from which on no more are sent: with those under way, fewer than the
+upstream hub recognises of one publisher."""
 
 MAX_GAPS: Final = 10_000
 """Publishers of which it is known that a request was refused here."""
@@ -86,8 +94,7 @@ class StoringRelay(PublishRelay):
         self._keepable = Keepable(services)
         self._most_seconds = most_seconds
         self._make_name = name
-        self._kept_numbers = OwnNumbers(name)
-        self._reader = KeptReader(outbox.state)
+        self._groups = Groups(name)
         self._loaded: dict[RelayRequest, KeptRequest] = {}
         """Requests of the outbox that were put in the queue."""
         self._loaded_bytes = 0
@@ -98,7 +105,8 @@ class StoringRelay(PublishRelay):
         self._order: deque[KeptRequest] = deque()
         """Read from the outbox and not settled, in order."""
         self._done: set[int] = set()
-        """Of those, the operations of requests that are."""
+        """Operations of the outbox at which requests begin that are upstream, or set aside, and not settled."""
+        self._reader = self._read_again()
         self._perhaps_sent = outbox.hub.log.tail_op
         """Requests up to this operation may have been sent, by this process or by one before it."""
         self._again_at: float | None = None
@@ -107,6 +115,8 @@ class StoringRelay(PublishRelay):
         self._gaps: OrderedDict[str, int] = OrderedDict()
         """By publisher, the number of a request that was refused here: what follows it is refused, too."""
         outbox.hub.relieved = self._relieved
+        outbox.noted = self._noted
+        outbox.publishing.appending = self._groups.end_before
         counters = hub.counters
         self._kept = counters.counter("outbox_kept")
         self._sent_up = counters.counter("outbox_sent")
@@ -177,12 +187,11 @@ class StoringRelay(PublishRelay):
     def tick(self, now: float) -> None:
         """Begin to store if the upstream hub has been away for too long, or try again what it refused for now."""
         self._now = now
-        if self.outbox.unnoted:
-            self.outbox.note(self.wake)
+        self.outbox.note_again()
         if not self.storing or self._failure is not None:
             super().tick(now)
-        elif self._is_away(now):
-            self._keep_all(self._take_settling())
+        elif self._is_away(now) or self._is_stuck(now):
+            self._keep_all([request for request, _ in self._take_settling()])
         elif self._again_at is not None and now >= self._again_at:
             self._again_at = None
             self.load()
@@ -196,34 +205,50 @@ class StoringRelay(PublishRelay):
         super().refuse(reason)
 
     def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
-        """Yield the requests to send now: none that could not be noted to be upstream.
+        """Yield the requests to send now: none while too many are not noted to be upstream.
 
-        After a crash they are all sent again, and the upstream hub recognises a publisher's latest only.
+        After a power cut they are all sent again, and the upstream hub recognises a publisher's latest only.
         """
-        return iter(()) if self.storing and self.outbox.unnoted else super().due(here=here)
+        if self.storing and self.outbox.unnoted >= MAX_UNNOTED:
+            self.outbox.hurry()
+            return iter(())
+        return super().due(here=here)
 
     @property
     def due_from(self) -> int | None:
         """The operation of the outbox to read from, if more of it is to be sent now."""
-        if (
-            not self.storing
-            or not self._connected
-            or self._failure is not None
-            or self._again_at is not None
-            or self._setting_aside
-            or self._loaded_bytes >= LOAD_BYTES
-            or self._parked
-            or self._reader.op > self.outbox.hub.log.head_op
-        ):
+        if not self._takes_more or self._loaded_bytes >= LOAD_BYTES or self._parked:
             return None
-        return self._reader.op
+        # What is settled may have been removed.
+        op = max(self._reader.op, self.outbox.state.settled.op)
+        return op if op <= self.outbox.hub.log.head_op else None
+
+    @property
+    def _takes_more(self) -> bool:
+        """Whether what is read from the outbox can be put in the queue."""
+        return (
+            self.storing
+            and self._connected
+            and self._failure is None
+            and self._again_at is None
+            and not self._setting_aside
+        )
 
     def loaded(self, first: int, batches: Sequence[Batch]) -> None:
         """Send what the driver has read from operation ``first`` on."""
-        if first != self._reader.op or self.due_from is None:
+        if first != self.due_from:
             return
         self._parked += self._reader.take(batches)
+        self._send_rest()
         self._send_parked()
+
+    def _send_rest(self) -> None:
+        """Close the last group once all of the outbox is read, and send it."""
+        if self._takes_more and self._reader.op > self.outbox.hub.log.head_op:
+            self._groups.close()
+            if not self.outbox.writing:
+                # Otherwise one that belongs to it may be on its way to the disk.
+                self._parked += self._reader.rest()
 
     def answered(self, request: RelayRequest, result: Published | HeadraceError) -> None:
         """Take the upstream hub's answer."""
@@ -250,7 +275,8 @@ class StoringRelay(PublishRelay):
 
     def _begin_storing(self) -> None:
         self.storing = True
-        waiting = [*self._take_settling(), *self._sent, *self._waiting]
+        answered = [request for request, _ in self._take_settling()]
+        waiting = [*answered, *self._sent, *self._waiting]
         self._sent.clear()
         self._waiting.clear()
         self._under_way = 0
@@ -258,11 +284,13 @@ class StoringRelay(PublishRelay):
         self._numbers_of_entries.begin_anew()
         self._keep_all(waiting)
 
-    def _take_settling(self) -> list[RelayRequest]:
-        """Take out what was answered and has not come back: nobody knows when it will."""
-        taken = sorted(each for each in self._settling if each[2] not in self._loaded)
-        self._settling = sorted(each for each in self._settling if each[2] in self._loaded)
-        return [request for _, _, request, _ in taken]
+    def _take_settling(self) -> list[tuple[RelayRequest, Published]]:
+        """Take out what was answered and has not come back, except for what is in the outbox."""
+        loaded = sorted(each for each in self._settling if each[2] in self._loaded)
+        self._settling = [each for each in self._settling if each[2] not in self._loaded]
+        taken = super()._take_settling()
+        self._settling = loaded
+        return taken
 
     def _keep_all(self, requests: Sequence[RelayRequest]) -> None:
         """Keep requests that were in the queue, or refuse those that cannot be kept."""
@@ -287,15 +315,15 @@ class StoringRelay(PublishRelay):
             )
             request.reply(RefusedError("conflict", reason))
             return
-        if not request.publisher:
-            self._kept_numbers.give(request)
+        group = None if request.publisher else self._groups.give(request)
         messages = sum(len(batch) for batch in request.rows if not batch.is_entries)
 
         def told(result: Published | HeadraceError) -> None:
             if isinstance(result, HeadraceError):
                 self._refuse_here(request, result)
+                self._send_rest()
                 # The upstream hub may be back, with nothing left to wait for here.
-                self._advance()
+                self._send_parked()
                 return
             self._gaps.pop(request.publisher, None)
             if not (request.passed and result.repeated):
@@ -315,11 +343,12 @@ class StoringRelay(PublishRelay):
             follows=request.follows,
             claim=request.claim,
             since=request.since if request.sent else self._hub.log.head_op,
+            group=group,
         )
 
     def _refuse_here(self, request: RelayRequest, error: HeadraceError) -> None:
         """Refuse what the outbox does not take, and whatever is to follow it."""
-        own = self._kept_numbers.leave_gap(request)
+        own = self._groups.leave_gap(request)
         newest = self.outbox.numbers.newest(request.publisher)
         if request.publisher and not own and (newest is None or request.number > newest):
             self._gaps[request.publisher] = request.number
@@ -371,7 +400,7 @@ class StoringRelay(PublishRelay):
         self._loaded[request] = kept
         self._loaded_bytes += request.size
         if not terms.passed:
-            self._ends[kept.publisher] = kept.number + sum(map(len, kept.rows))
+            self._ends[kept.publisher] = kept.end
         super()._put(request)
 
     def _answered_above(
@@ -380,14 +409,14 @@ class StoringRelay(PublishRelay):
         """Take a request's outcome: errors come from a refused queue only, and leave it where it is."""
         if self._loaded.pop(request, None) is not None:
             self._loaded_bytes -= request.size
-            if self._ends.get(kept.publisher) == kept.number + sum(map(len, kept.rows)):
+            if not kept.terms.passed and self._ends.get(kept.publisher) == kept.end:
                 del self._ends[kept.publisher]
         if isinstance(result, HeadraceError):
             return
         self.refused_for_now = None
         if kept.op >= self.outbox.state.settled.op and kept.op not in self._done:
             self._sent_up.value += kept.terms.messages
-            self._done.add(kept.op)
+            self._done.update(kept.ops)
             self._advance()
         self._send_parked()
         self.load()
@@ -397,19 +426,23 @@ class StoringRelay(PublishRelay):
         settled: list[KeptRequest] = []
         while self._order and self._order[0].op in self._done:
             settled.append(self._order.popleft())
-            self._done.remove(settled[-1].op)
+            self._done.difference_update(settled[-1].ops)
         if settled:
             terms = [each.terms for each in settled]
             self.outbox.settle(
                 settled[-1],
-                len(settled),
+                sum(len(each.ops) for each in settled),
                 sum(each.messages for each in terms),
                 sum(each.size for each in terms),
             )
             self.oldest = self._order[0].time if self._order else self.oldest
-        if self.storing and self.outbox.empty and self._connected:
+        if self.storing and self.outbox.empty and not self.outbox.unnoted and self._connected:
             self.storing, self.oldest = False, None
             self._gaps.clear()
+
+    def _noted(self) -> None:
+        self._advance()
+        self.wake()
 
     def _refuse_kept(self, kept: KeptRequest, error: HeadraceError) -> None:
         self._give_back()
@@ -418,6 +451,8 @@ class StoringRelay(PublishRelay):
             # It has none of the marks from this one on: it has forgotten the name, or refused one before.
             self._setting_aside = True
             self.outbox.rename(kept, kept.number, self._make_name(), self._went_on)
+        elif _is_for_good(kept, error) and len(kept.ops) > 1:
+            self._take_apart(kept)
         elif _is_for_good(kept, error):
             self._setting_aside = True
             self.set_aside(kept, error, partial(self._is_aside, kept))
@@ -425,9 +460,18 @@ class StoringRelay(PublishRelay):
             self.refused_for_now = str(error)
             self._again_at = self._now + AGAIN_SECONDS
 
+    def _take_apart(self, kept: KeptRequest) -> None:
+        """Send joined requests again one by one: only some of them are refused."""
+        if kept.terms.passed:
+            self._setting_aside = True
+            self.outbox.take_apart(kept, self._make_name(), self._went_on)
+        else:
+            self._reader = self._read_again(apart=kept.last_op)
+            self.load()
+
     def _is_aside(self, kept: KeptRequest) -> None:
         self._refused_above.value += kept.terms.messages
-        self._done.add(kept.op)
+        self._done.update(kept.ops)
         self.outbox.refuse(kept, self._make_name(), self._went_on)
 
     def _went_on(self, noted: bool) -> None:
@@ -454,7 +498,11 @@ class StoringRelay(PublishRelay):
         self._order.clear()
         self._parked.clear()
         self._ends.clear()
-        self._reader = KeptReader(self.outbox.state)
+        self._reader = self._read_again()
+
+    def _read_again(self, apart: int = 0) -> KeptReader:
+        state = self.outbox.state
+        return KeptReader(state.settled.op, state.renamed, self._done, apart)
 
     def _relieved(self) -> None:
         if not self._hub.congested:

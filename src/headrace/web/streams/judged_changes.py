@@ -1,8 +1,9 @@
-"""Idempotent producers: whether an append is new, a repeat, or from a stale epoch, wherever in a cluster it comes in.
+"""Changes of a stream that depend on those before them, wherever in a cluster they come in.
 
-A node judges an append by those of the same producer that it knows (:func:`is_repeat`). It has a new one marked as
-the producer's next after those, and the hub that numbers messages takes each mark once. Whoever comes second judges
-again, with the other append in its state. So does a node that lags, before it speaks of a gap.
+A producer's append must be its next, a writer's sequence must grow, nothing follows the append that closes a stream,
+and a stream is created once. A node judges a change by those that it knows (:func:`is_repeat` for producers). It has
+the change marked as the stream's next after those, and the hub that numbers messages takes each mark once. Whoever
+comes second judges again, with the other change in its state. So does a node that lags, before it speaks of a gap.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headrace.web.streams.watching import Watch
 
 
 class OvertakenError(Exception):
-    """Another node has appended for the same producer meanwhile."""
+    """The stream was changed at another node meanwhile."""
 
 
 def is_repeat(stream: Stream, given: ProducerAppend) -> bool:
@@ -51,28 +52,31 @@ def is_repeat(stream: Stream, given: ProducerAppend) -> bool:
     return False
 
 
-class Producers:
-    """Producers' appends at one node; ``stopping`` is set when the hub stops."""
+class JudgedChanges:
+    """Changes of streams at one node; ``stopping`` is set when the hub stops."""
 
     def __init__(self, server: Server, stopping: asyncio.Event) -> None:
         self._server = server
         self._stopping = stopping
 
-    async def commit_next(self, stream: Stream, producer: str, batches: Sequence[Batch]) -> None:
-        """Append a producer's batches together, as the next since those that this node has judged it by.
+    def known(self, topic: str, stream: int) -> int:
+        """Return how many changes of a stream this node knows of."""
+        newest = self._server.parts.publishers.newest(mark_of(topic, stream))
+        return 0 if newest is None else newest + 1
 
-        The hub that numbers messages takes the first of several: each is marked as the producer's next, and the log has
+    async def commit_next(self, topic: str, stream: int, known: int, batches: Sequence[Batch]) -> None:
+        """Append batches together, as the next change of a stream after the ``known`` ones that it was judged by.
+
+        The hub that numbers messages takes the first of several: each is marked as the stream's next, and the log has
         each mark once (:meth:`~headrace.hub.publishing.idempotent.IdempotentPublishing.pass_on`).
         """
-        name = mark_of(stream, producer)
-        newest = self._server.parts.publishers.newest(name)
         outcome: asyncio.Future[Published | HeadraceError] = asyncio.get_running_loop().create_future()
 
         def reply(result: Published | HeadraceError) -> None:
             if not outcome.done():
                 outcome.set_result(result)
 
-        self._server.publishing.pass_on(name, 0 if newest is None else newest + 1, batches, reply)
+        self._server.publishing.pass_on(mark_of(topic, stream), known, batches, reply)
         try:
             async with asyncio.timeout(seconds := commit_seconds(self._server)):
                 result = await outcome
@@ -84,9 +88,8 @@ class Producers:
         if result.repeated:
             raise OvertakenError
 
-    async def caught_up(self, stream: Stream, producer: str) -> bool:
-        """Wait for a producer's appends that this node does not know of yet; ``False`` if there are none."""
-        name = mark_of(stream, producer)
+    async def caught_up(self, stream: Stream) -> bool:
+        """Wait for changes of a stream that this node does not know of yet; ``False`` if there are none."""
         outcome: asyncio.Future[int | HeadraceError | None] = asyncio.get_running_loop().create_future()
 
         def reply(result: int | HeadraceError | None) -> None:
@@ -94,17 +97,16 @@ class Producers:
                 outcome.set_result(result)
 
         def known() -> int:
-            newest = self._server.parts.publishers.newest(name)
-            return -1 if newest is None else newest
+            return self.known(stream.topic, stream.id)
 
         # As it was when the append was judged: meanwhile more may have come.
         before = known()
         deadline = asyncio.get_running_loop().time() + commit_seconds(self._server)
         with Watch(self._server.parts.streams, stream.topic) as watch, suppress(TimeoutError):
-            self._server.publishing.newest(name, reply)
+            self._server.publishing.newest(mark_of(stream.topic, stream.id), reply)
             async with asyncio.timeout_at(deadline):
                 newest = await outcome
             if isinstance(newest, int):
-                while known() < newest and await watch.changed(deadline, self._stopping):
+                while known() <= newest and await watch.changed(deadline, self._stopping):
                     pass
         return known() > before
