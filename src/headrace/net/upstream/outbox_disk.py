@@ -221,12 +221,14 @@ class OutboxDisk:
             self._hurried.clear()
             if self._log.dirty:
                 try:
-                    self._outbox.synced(await self._in_thread(self._log.sync))
+                    await self._in_thread(self._log.sync)
                 except StorageError as error:
                     logger.critical("the outbox's disk failed to sync, nothing more is kept: %s", error)
                     self._outbox.hub.counters.add("sync_failures")
                     self._outbox.hub.fail(error)
                     return
+            # Whoever has synced: a snapshot or a new segment does so, too.
+            self._outbox.synced(self._log.synced_op)
 
     # Sending up
 
