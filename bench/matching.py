@@ -1,10 +1,11 @@
 """Matching: a batch of messages against many subscriptions, beside a numpy scan and a DuckDB join, on one core.
 
 Subscriptions have two predicates over 20 attributes, chosen at random, of two kinds: *equality and range* (one of 1,000
-values, and 1 % of the domain), and *two ranges* (1 % of the domain each). *Circles* are regions of a plane whose boxes
-are such ranges, *fences* are circles that a moving key enters or leaves, and *names* are two ranges each, 100 of them
-of one client. A message has all 20 attributes. Every way
+values, and 1 % of the domain), and *two ranges* (1 % of the domain each). A message has all 20 attributes. Every way
 gets the same batch and must find as many clients; each runs in one thread.
+
+*Audiences* are the two ranges in other forms: circles and hexagons in the same boxes, fences that are such circles, and
+names, 100 of them of one client.
 
 Rates are by the clock and by processor time. On a quiet machine the two are the same; on a busy one the second says
 what one core would do, about.
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -31,19 +32,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import bench
-from headrace.hub.routing.local_matcher import LocalMatcher
-from headrace.hub.routing.subscription_parts import (
-    serialize_fields,
-)
-from headrace.hub.routing.subscriptions import (
-    Subscriptions,
-    change,
-)
 from headrace.matching import Matcher
 from headrace.message import Batch, Run, envelope_rows, map_column
-from headrace.wire.sdk.fence import Fence
-from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate
-from headrace.wire.sdk.region import Circle
+from headrace.wire.sdk.predicate import Between, Equals, Predicate
 
 ATTRIBUTES = 20
 VALUES = 1_000
@@ -53,10 +44,10 @@ MESSAGES = 1_024
 SCANNED = 8
 """Messages that the numpy scan takes: each costs the same."""
 
-REPEATS = 10
+JOINED = 128
+"""Messages that DuckDB joins: with a million pairs of ranges, a second or two."""
 
-NAMES = 100
-"""Named subscriptions of one client."""
+REPEATS = 10
 
 KINDS = ("equality and range", "two ranges")
 
@@ -80,7 +71,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(quick: bool) -> list[bench.Table]:
-    """Measure rates, how they change with the number of subscriptions, changes while matching, memory and start."""
+    """Measure rates, how they change with the number of subscriptions, audiences, changes, memory and start."""
+    from bench import _audiences
+
     sizes = (500, 1_000, 2_000) if quick else (10_000, 100_000, 1_000_000)
     rates = [
         bench.Table(
@@ -98,10 +91,10 @@ def measure(quick: bool) -> list[bench.Table]:
         ("changes/s", "changes/CPU s", "messages/s"),
         note="one thread changes, one matches without a pause, one rebuilds: they share an interpreter",
     )
-    audiences = bench.Table(
-        f"audiences, {sizes[-1]:,} subscriptions",
-        ("messages/CPU s", "messages/s", "clients/message"),
-        note="regions, and many named subscriptions of a client, beside two ranges in the same run; by CPU time",
+    single = bench.Table(
+        f"one change, {sizes[-1]:,} subscriptions",
+        ("median µs", "99.9 % µs", "longest ms"),
+        note="nothing else runs; every 1,024th new subscription indexes those since, and some merge the newest",
     )
     memory = bench.Table(f"memory, {sizes[-1]:,} subscriptions", ("bytes/subscription", "rebuild s"))
     for kind, table in zip(KINDS, rates, strict=True):
@@ -115,107 +108,10 @@ def measure(quick: bool) -> list[bench.Table]:
         load.matcher.rebuild(everything=True)
         memory.add(kind, load.matcher.memory().per_subscription, time.perf_counter() - begin)
         changes.add(kind, *_change(load, 2_000 if quick else 100_000))
-    _add_audiences(audiences, sizes[-1], quick)
-    return [*rates, growth, audiences, changes, memory, _start(quick)]
-
-
-def _add_audiences(table: bench.Table, size: int, quick: bool) -> None:
-    """Measure two ranges, circles and names, one after the other."""
-    least = None if quick else 0.8
-    plain = _load(KINDS[1], size)
-    plain_clients = float(np.diff(plain.matcher.match(plain.batch).offsets).mean())
-    took, worked = _best(lambda: plain.matcher.match(plain.batch), quick)
-    table.add("two ranges", MESSAGES / worked, MESSAGES / took, plain_clients)
-    _, named = _named(plain)
-    took, worked = _best(lambda: named.clients_of(named.matcher.match(plain.batch)), quick)
-    found = float(np.diff(named.clients_of(named.matcher.match(plain.batch)).offsets).mean())
-    table.add("names", MESSAGES / worked, MESSAGES / took, found, base="two ranges", least=least)
-    circles, inside = _circles(plain)
-    matches = np.diff(circles.match(plain.batch).offsets)
-    assert inside == matches[:SCANNED].tolist(), "numpy and the matcher disagree"
-    took, worked = _best(lambda: circles.match(plain.batch), quick)
-    mean = float(matches.mean())
-    table.add("circles", MESSAGES / worked, MESSAGES / took, mean, base="two ranges", least=least)
-    plane = _plane(plain)
-    took, worked = _best(lambda: plane.match(plain.batch), quick)
-    mean = float(np.diff(plane.match(plain.batch).offsets).mean())
-    table.add("two ranges of one plane", MESSAGES / worked, MESSAGES / took, mean)
-    fenced, before, batches = _fences(plain, 1 if quick else REPEATS)
-    crossed = fenced.match(before)
-    assert len(crossed.clients) > 0, "nothing was entered"
-    coming = iter(batches)
-    # Each batch is of new messages: what was matched before is remembered.
-    took, worked = _best(lambda: fenced.match(next(coming)), quick)
-    mean = float(np.diff(crossed.offsets).mean())
-    table.add("fences", MESSAGES / worked, MESSAGES / took, mean, base="two ranges", least=least)
-
-
-def _plane(load: Load) -> Matcher:
-    """The same subscriptions, all on the first two attributes."""
-    matcher = Matcher()
-    for row, wanted in enumerate(_ranges(load)):
-        matcher.subscribe(row.to_bytes(12), dict(zip((_name(0), _name(1)), wanted.values(), strict=True)))
-        if row % 1_000 == 0 and matcher.rebuild_due:
-            matcher.rebuild()
-    matcher.rebuild(everything=True)
-    return matcher
-
-
-def _fences(load: Load, count: int) -> tuple[Matcher, Batch, list[Batch]]:
-    """A circle as large as each subscription's ranges, entered or left; and keys that move, batch by batch."""
-    matcher, columns, radius = Matcher(), load.columns, WIDTH / 2
-    centres = zip((columns["low_first"] + radius).tolist(), (columns["low"] + radius).tolist(), strict=True)
-    for row, (x, y) in enumerate(centres):
-        fence = Fence(_name(1), Circle(x, y, radius), _name(2), ("enter",) if row % 2 else ("exit",))
-        matcher.subscribe(row.to_bytes(12), {_name(0): fence})
-        if row % 1_000 == 0 and matcher.rebuild_due:
-            matcher.rebuild()
-    matcher.rebuild(everything=True)
-    draw = np.random.default_rng(21)
-    numbers, made = load.numbers.copy(), []
-    numbers[:, 2] = np.arange(MESSAGES)
-    for place in range(count + 1):
-        if place:
-            # As far as a circle is wide: about half of what is left or entered is far from the edge.
-            angles = draw.uniform(0, 2 * np.pi, MESSAGES)
-            numbers[:, 0] = (numbers[:, 0] + WIDTH * np.cos(angles)) % DOMAIN
-            numbers[:, 1] = (numbers[:, 1] + WIDTH * np.sin(angles)) % DOMAIN
-        made.append(replace(_batch(load.kind, load.texts, numbers), first=1 + place * MESSAGES))
-    return matcher, made[0], made[1:]
-
-
-def _named(load: Load) -> tuple[Subscriptions, LocalMatcher]:
-    """The same subscriptions as names of a hundredth as many clients."""
-    subscriptions = Subscriptions()
-    matching = LocalMatcher(subscriptions, lambda *_: True)
-    wanted = list(_ranges(load))
-    for client, begin in enumerate(range(0, len(wanted), NAMES)):
-        some = {f"name-{n}": [serialize_fields(each)] for n, each in enumerate(wanted[begin : begin + NAMES])}
-        entry = change(client.to_bytes(12), b"bench001", some)
-        subscriptions.apply(client.to_bytes(12).hex(), entry.run[0], 0, client + 1)
-        if matching.matcher.rebuild_due:
-            matching.matcher.rebuild()
-    matching.matcher.rebuild(everything=True)
-    return subscriptions, matching
-
-
-def _circles(load: Load) -> tuple[Matcher, list[int]]:
-    """A circle in the box of each subscription's two ranges; and how many contain each of the first messages."""
-    matcher, columns, radius = Matcher(), load.columns, WIDTH / 2
-    names = [_name(attribute) for attribute in range(ATTRIBUTES)]
-    x, y = columns["low_first"] + radius, columns["low"] + radius
-    both = zip(columns["first"].tolist(), columns["second"].tolist(), x.tolist(), y.tolist(), strict=True)
-    for row, (first, second, centre_x, centre_y) in enumerate(both):
-        region = Circle(centre_x, centre_y, radius)
-        matcher.subscribe(row.to_bytes(12), {names[first]: Inside(names[second], region)})
-        if row % 1_000 == 0 and matcher.rebuild_due:
-            matcher.rebuild()
-    matcher.rebuild(everything=True)
-    found = []
-    for numbers in load.numbers[:SCANNED]:
-        across, up = numbers[columns["first"]] - x, numbers[columns["second"]] - y
-        found.append(int((across * across + up * up <= radius * radius).sum()))
-    return matcher, found
+        for name, figures in _change_alone(load, 2_000 if quick else 20_000).items():
+            single.add(f"{kind}: {name}", *figures)
+    load.matcher.rebuild(everything=True)
+    return [*rates, growth, _audiences.measure(load, quick), changes, single, memory, _start(quick)]
 
 
 def _ranges(load: Load) -> Iterator[dict[str, Predicate]]:
@@ -230,12 +126,12 @@ def _ranges(load: Load) -> Iterator[dict[str, Predicate]]:
 def _compare(load: Load, rate: tuple[float, float], table: bench.Table, quick: bool) -> None:
     found = np.diff(load.matcher.match(load.batch).offsets)
     assert _scan(load, SCANNED) == found[:SCANNED].tolist(), "numpy and the matcher disagree"
-    assert _joining(load)() == found.sum(), "DuckDB and the matcher disagree"
+    assert _joining(load)() == found[:JOINED].sum(), "DuckDB and the matcher disagree"
     scanned = _best(lambda: _scan(load, SCANNED), quick)
     joined = _best(_joining(load), quick, repeats=2)
     each = float(found.mean())
     table.add("numpy scan", SCANNED / scanned[0], SCANNED / scanned[1], each)
-    table.add("DuckDB join", MESSAGES / joined[0], MESSAGES / joined[1], each)
+    table.add("DuckDB join", JOINED / joined[0], JOINED / joined[1], each)
     table.add("headrace", *rate, each, base="numpy scan")
     table.add("headrace, of DuckDB", *rate, each, base="DuckDB join")
 
@@ -318,9 +214,9 @@ def _scan(load: Load, count: int) -> list[int]:
 
 
 def _joining(load: Load) -> Callable[[], int]:
-    """A join of the whole batch in DuckDB, which says how many clients it found."""
+    """A join of the first messages in DuckDB, which says how many clients it found."""
     base = duckdb.connect(config={"threads": 1})
-    messages = np.arange(MESSAGES)
+    messages = np.arange(JOINED)
     half = ATTRIBUTES // 2
     base.register("asked", pa.table({"id": np.arange(len(load.columns["low"])), **load.columns}))
     said = {
@@ -330,8 +226,8 @@ def _joining(load: Load) -> Callable[[], int]:
     for name, (values, attributes) in said.items():
         rows = {
             "message": np.repeat(messages, len(attributes)),
-            "attribute": np.tile(np.array(attributes), MESSAGES),
-            "value": values[:, : len(attributes)].ravel(),
+            "attribute": np.tile(np.array(attributes), JOINED),
+            "value": values[:JOINED, : len(attributes)].ravel(),
         }
         base.register(name + "_arrow", pa.table(rows))
         base.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_arrow")
@@ -385,6 +281,28 @@ def _change(load: Load, count: int) -> tuple[float, float, float]:
     for thread in threads:
         thread.join()
     return 2 * count / took, 2 * count / worked, matched[0] / (time.perf_counter() - begin)
+
+
+def _change_alone(load: Load, count: int) -> dict[str, tuple[float, float, float]]:
+    """How long single changes take while nothing else runs: the median, nearly all, and the longest."""
+    matcher = load.matcher
+    clients = [(1 << 80 | row).to_bytes(12) for row in range(count)]
+    wanted = dict[str, Predicate]({_name(10): Between(0, WIDTH), _name(11): Between(0, WIDTH)})
+    works: dict[str, Callable[[bytes], object]] = {
+        "subscribe": lambda client: matcher.subscribe(client, wanted),
+        "replace": lambda client: matcher.subscribe(client, wanted),
+        "withdraw": matcher.withdraw,
+    }
+    found = {}
+    for name, work in works.items():
+        took = np.empty(count)
+        for place, client in enumerate(clients):
+            begin = time.perf_counter()
+            work(client)
+            took[place] = time.perf_counter() - begin
+        median, most = np.quantile(took, (0.5, 0.999)).tolist()
+        found[name] = (median * 1e6, most * 1e6, float(took.max()) * 1e3)
+    return found
 
 
 def _start(quick: bool) -> bench.Table:

@@ -21,6 +21,7 @@ def test_every_way_of_matching(tmp_path: Path) -> None:
         "as subscriptions grow",
         "audiences",
         "changes while matching",
+        "one change",
         "memory",
         "start",
     ]

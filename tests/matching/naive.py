@@ -9,7 +9,7 @@ from headrace.matching.message_columns import scalars
 from headrace.message import Message
 from headrace.wire.sdk.fence import Fence
 from headrace.wire.sdk.predicate import Any, Between, Equals, Exists, In, Inside, Not, Predicate, Prefix
-from headrace.wire.sdk.region import Circle, Polygon, Region
+from headrace.wire.sdk.region import Circle, Polygon, Region, box_of
 
 Said = Mapping[str, str | float]
 
@@ -56,6 +56,9 @@ def within(region: Region, x: float, y: float) -> bool:
             across, up = x - centre_x, y - centre_y
             return boxed and across * across + up * up <= radius * radius
         case Polygon(vertices):
+            box = box_of(region)
+            if not (box.west <= x <= box.east and box.south <= y <= box.north):
+                return False
             crossings = 0
             for (x1, y1), (x2, y2) in zip(vertices, (*vertices[1:], vertices[0]), strict=True):
                 side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)

@@ -1,7 +1,8 @@
-"""Owners of ids against a plain dictionary, compiled and in plain Python, while ids come and go."""
+"""Owners of ids against a plain dictionary, compiled and in plain Python, while names come and go."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,95 +11,122 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.matching.drawn import batch_of
 
-from headrace.matching import Matches, owners, warm
-from headrace.matching.owners import FIRST_ROOM, Owners
+from headrace.errors import UsageError
+from headrace.matching import Matcher, Matches, owners, warm
+from headrace.matching.owners import FIRST_SLOTS, merge_owners, number_owners
+from headrace.wire.sdk.predicate import Between
 
 CLIENTS = st.integers(0, 5).map(lambda n: bytes([0xC, n]) * 6)
 IDS = st.integers(0, 200).map(lambda n: bytes([0x1D, n]) * 6)
-ADD, RELEASE = st.tuples(IDS, CLIENTS), st.tuples(IDS, st.none())
-FOUND = st.lists(st.lists(st.one_of(IDS, CLIENTS), unique=True, max_size=12), max_size=6)
+FOUND = st.lists(st.dictionaries(IDS, CLIENTS, max_size=12), max_size=6)
+BATCH = batch_of([({}, {"n": float(number)}, b"", ("", "", "")) for number in range(8)])
 
 
-def matches_of(found: list[list[bytes]]) -> Matches:
+def matches_of(found: list[dict[bytes, bytes]]) -> Matches:
     offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
-    ids = b"".join(each for some in found for each in some)
-    return Matches(offsets, np.frombuffer(ids, np.uint8).reshape(-1, 12))
+    ids, owning = (
+        np.frombuffer(b"".join(b"".join(each) for each in some), np.uint8).reshape(-1, 12)
+        for some in (found, [each.values() for each in found])
+    )
+    return Matches(offsets, ids, owning)
 
 
-@given(st.lists(st.one_of(ADD, RELEASE), max_size=400), FOUND)
-def test_owners_follow_a_plain_model(
-    changes: list[tuple[bytes, bytes | None]], found: list[list[bytes]]
-) -> None:
+@given(FOUND)
+def test_owners_follow_a_plain_model(found: list[dict[bytes, bytes]]) -> None:
     warm()
-    table, model = Owners(seed=3), dict[bytes, bytes]()
-    for each, owner in changes:
-        if owner is None:
-            table.release(each)
-            model.pop(each, None)
-        else:
-            table.add(each, owner)
-            model[each] = owner
-    merged = table.merge(matches_of(found))
+    matches = matches_of(found)
+    merged = merge_owners(matches)
     assert [sorted(merged[row]) for row in range(len(merged))] == [
-        sorted({model.get(each, each) for each in some}) for some in found
+        sorted(set(some.values())) for some in found
     ]
-    distinct, numbers = table.number(matches_of(found))
+    distinct, numbers = number_owners(matches)
     clients = [client.tobytes() for client in distinct]
     assert len(set(clients)) == len(clients)
-    assert [clients[number] for number in numbers] == [
-        model.get(each, each) for some in found for each in some
-    ]
+    assert [clients[number] for number in numbers] == [each for some in found for each in some.values()]
 
 
-def test_released_ids_make_room() -> None:
-    """A client that renames its subscriptions for ever takes no more memory."""
-    table = Owners(seed=4)
-    kept = b"kept-for-all"
-    table.add(kept, b"client-01234")
-    for number in range(50 * FIRST_ROOM):
-        each = number.to_bytes(12)
-        table.add(each, b"client-56789")
-        table.release(each)
-    assert len(table._table.ids) <= 2 * FIRST_ROOM
-    assert table.merge(matches_of([[kept, each]]))[0] == [b"client-01234", each]
+def many() -> Matches:
+    """More owners than the first table has room for, each of several ids."""
+    some = {number.to_bytes(12): (1 << 40 | number % 700).to_bytes(12) for number in range(3 * FIRST_SLOTS)}
+    return matches_of([some, {}, dict(list(some.items())[::3])])
 
 
-@pytest.mark.parametrize("name", ["file_owned", "number_owners", "take_once"])
-def test_plain_python_finds_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a kernel is compiled, plain Python does its work on the same table."""
+def test_a_table_of_owners_grows() -> None:
     warm()
+    merged = merge_owners(many())
+    assert [len(merged[row]) for row in range(3)] == [700, 0, 3 * FIRST_SLOTS // 3]
+    assert len(set(merged[2])) == len(merged[2])
 
-    def merged() -> list[list[bytes]]:
-        table = Owners(seed=5)
-        for number in range(3 * FIRST_ROOM):
-            table.add(number.to_bytes(12), (1000 + number % 7).to_bytes(12))
-        found = table.merge(matches_of([[n.to_bytes(12) for n in range(row, 300, 11)] for row in range(9)]))
-        return [found[row] for row in range(len(found))]
 
-    compiled = merged()
+@pytest.mark.parametrize("name", ["number_some", "take_once"])
+def test_plain_python_finds_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a kernel is compiled, plain Python does its work on the same arrays."""
+    warm()
+    compiled = merge_owners(many())
     plain: Callable[..., Any] = getattr(owners, name)._plain
     monkeypatch.setattr(owners, name, plain)
-    assert merged() == compiled
+    merged = merge_owners(many())
+    assert [merged[row] for row in range(3)] == [compiled[row] for row in range(3)]
 
 
-def test_another_thread_finds_an_unchanged_id_while_others_come_and_go() -> None:
+def test_a_matcher_names_the_owner_of_each_id() -> None:
+    matcher, owner = Matcher(seed=1), b"client-01234"
+    for number in range(4):
+        matcher.subscribe(number.to_bytes(12), {"n": Between(number, 9)})
+    assert matcher.match(BATCH).owners is None
+    matcher.subscribe((1).to_bytes(12), {"n": Between(1, 9)}, owner)
+    matcher.subscribe((2).to_bytes(12), {"n": Between(2, 9)}, owner)
+    for _ in range(2):
+        merged = merge_owners(matcher.match(BATCH))
+        assert [sorted(merged[row]) for row in range(4)] == [
+            [bytes(12)],
+            [bytes(12), owner],
+            [bytes(12), owner],
+            sorted([bytes(12), owner, (3).to_bytes(12)]),
+        ]
+        matcher.rebuild(everything=True)
+    # Its own again: nothing is left of the owner, in the tail and in the index.
+    for number in (1, 2):
+        matcher.subscribe(number.to_bytes(12), {"n": Between(0, 9)})
+    matcher.rebuild(everything=True)
+    assert matcher.match(BATCH).owners is None
+    with pytest.raises(UsageError):
+        matcher.subscribe(bytes(12), {"n": Between(0, 1)}, b"short")
+
+
+def test_every_id_has_its_own_owner_while_names_come_and_go() -> None:
+    """One thread changes names and another rebuilds; a third matches, and never finds another client's."""
     warm()
-    table, kept, client = Owners(seed=6), b"kept-for-all", b"client-01234"
-    table.add(kept, client)
-    found, stop = matches_of([[kept]] * 64), threading.Event()
-    wrong: list[bytes] = []
+    matcher, stop, draw = Matcher(seed=6), threading.Event(), random.Random("names")
+    wrong: list[tuple[bytes, bytes]] = []
+
+    def owner_of(each: int) -> bytes:
+        return (1 << 40 | each // 10).to_bytes(12)
 
     def look() -> None:
         while not stop.is_set():
-            wrong.extend(each.tobytes() for each in table.merge(found).clients if each.tobytes() != client)
+            matches = matcher.match(BATCH)
+            if matches.owners is not None:
+                pairs = zip(matches.clients, matches.owners, strict=True)
+                found = {(one.tobytes(), other.tobytes()) for one, other in pairs}
+                wrong.extend(pair for pair in found if owner_of(int.from_bytes(pair[0])) != pair[1])
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    for number in range(20_000):
-        table.add((number % 5000).to_bytes(12), client)
-        if number % 3:
-            table.release((number % 4999).to_bytes(12))
+    def rebuild() -> None:
+        while not stop.is_set():
+            matcher.rebuild(everything=True)
+
+    threads = [threading.Thread(target=work) for work in (look, rebuild)]
+    for thread in threads:
+        thread.start()
+    for _ in range(8000):
+        number = draw.randrange(400)
+        if draw.random() < 0.4:
+            matcher.withdraw(number.to_bytes(12))
+        else:
+            matcher.subscribe(number.to_bytes(12), {"n": Between(0, draw.random() * 9)}, owner_of(number))
     stop.set()
-    thread.join()
+    for thread in threads:
+        thread.join()
     assert not wrong

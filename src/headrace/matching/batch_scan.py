@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.matching import kernels
 from headrace.matching.attribute_reading import Facts
 from headrace.matching.index.segment import Ints, Segment
+from headrace.matching.matches import Matches
 
 FIRST_ROOM = 1 << 12
 """Initial room for a segment's matching rows."""
@@ -33,8 +33,8 @@ class BatchScan:
         self._version = version
         self._counts = np.empty((len(segments), facts.first.shape[1] - 1), np.int32)
 
-    def piece(self, begin: int, end: int, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Match messages from ``begin`` on, up to ``most`` clients or one message; return offsets and clients."""
+    def piece(self, begin: int, end: int, most: int) -> Matches:
+        """Match messages from ``begin`` on, up to ``most`` clients or one message."""
         found: list[Ints] = []
         for index in range(len(self._segments)):
             # A segment that runs out of room shortens the piece for all.
@@ -48,10 +48,12 @@ class BatchScan:
             end = begin + max(1, int(np.searchsorted(offsets, most, side="right")) - 1)
             offsets = offsets[: end - begin + 1]
         clients = np.empty((int(offsets[-1]), 3), np.uint32)
+        owned = any(segment.clients.shape[1] > 3 for segment in self._segments)
+        owners = np.empty(clients.shape if owned else (0, 3), np.uint32)
         at = offsets[:-1].copy()
         for segment, rows, each in zip(self._segments, found, self._counts, strict=True):
-            kernels.collect(segment.clients, rows, each, begin, end, at, clients)
-        return offsets, clients.view(np.uint8)
+            kernels.collect(segment.clients, rows, each, begin, end, at, clients, owners)
+        return Matches(offsets, clients.view(np.uint8), owners.view(np.uint8) if owned else None)
 
     def _match(self, index: int, begin: int, end: int, most: int) -> tuple[int, Ints]:
         segment = self._segments[index]

@@ -25,19 +25,23 @@ from headrace.wire.numba_kernels import BYTES, INDEX, INTS, INTS_2, WIDE, inline
 from headrace.wire.sdk.fence import crosses
 from headrace.wire.sdk.predicate import holds
 from headrace.wire.sdk.program import FENCE, HEAD, INSIDE, NOTHING, NUMBER, TEXT
-from headrace.wire.sdk.region import contains
+from headrace.wire.sdk.region import contains, within
 
 LEAF: Final = 16
 """Entries of a leaf of a tree, and children of a node."""
 
-MAX_STACK: Final = 256
-"""Nodes pending while a tree is walked: fewer than LEAF per level, and 2^31 entries make 8 levels."""
+CHUNK: Final = 256
+"""Most messages matched together."""
+
+TOGETHER: Final = 32
+"""Nodes of a tree that are looked at together, for one message or several."""
+
+MAX_STACK: Final = CHUNK + 8 * LEAF * TOGETHER
+"""Nodes pending while a tree is walked: a root for each message, and the children of TOGETHER nodes for each level, of
+which 2^31 entries make 8."""
 
 CANDIDATES: Final = 1024
 """Entries that passed the approximate check, to be checked exactly in one go."""
-
-CHUNK: Final = 256
-"""Most messages matched together."""
 
 POINTS: Final = 1 << 16
 """Most messages of a chunk times attributes: bounds the memory of a chunk's points."""
@@ -46,6 +50,7 @@ SEGMENT: Any = types.NamedTuple(
     [
         *(CLIENTS, WIDE, INTS, INTS),
         *(INTS, FLOATS, FLOATS, WIDE),
+        *(INTS_2, FLOATS, INTS_2),
         *(INTS, INTS, INTS_2, INTS, BYTES, INTS, NEAR, INTS_2, NEAR, INTS),
         *(INTS, WIDE, INTS, INTS, BYTES, INTS, INTS),
         *(BYTES, WIDE, INTS, BYTES, WIDE, INTS),
@@ -55,7 +60,36 @@ SEGMENT: Any = types.NamedTuple(
 
 _holds = inline(holds)
 _contains = inline(contains)
+_within = inline(within)
 _crosses = inline(crosses)
+
+
+@inline
+def _run(segment: Segment, facts: Facts, x: Matrix, fact_of: Ints, message: int, program: int) -> bool:
+    """Run a program on a message. A region's box is checked besides: what is no number is in none."""
+    pool = segment.pool
+    attribute = pool[program + 1]
+    if pool[program + HEAD] == INSIDE or pool[program + HEAD] == FENCE:
+        numbers = pool.view(np.float64)
+        across, up = x[message, 2 * attribute + 2], x[message, 2 * pool[program + HEAD + 3] + 2]
+        if pool[program + HEAD] == INSIDE:
+            return _contains(numbers, program + HEAD + 5, 2, pool[program + HEAD + 1] - 1, across, up)
+        # After the key are the attributes of the previous position and its number.
+        before_x = x[message, 2 * pool[program + HEAD + 7] + 2]
+        before_y = x[message, 2 * pool[program + HEAD + 9] + 2]
+        before = x[message, 2 * pool[program + HEAD + 11] + 2]
+        event, size = numbers[program + HEAD + 13], pool[program + HEAD + 1] - 11
+        return _crosses(event, numbers, program + HEAD + 15, 2, size, across, up, before_x, before_y, before)
+    fact = fact_of[message, attribute]
+    kind, value, begin, end = NOTHING, -1, 0, 0
+    if fact >= 0:
+        code = x[message, 2 * attribute + 1]
+        if np.isnan(code):
+            kind, value = NUMBER, facts.bits[fact]
+        else:
+            kind, value = TEXT, int(code)
+            begin, end = facts.begin[fact], facts.end[fact]
+    return _holds(pool, program, kind, value, facts.data, begin, end, segment.word_data, segment.word_begin)
 
 
 @inline
@@ -70,55 +104,40 @@ def _check(
     found: Ints,
     used: int,
 ) -> int:
-    """Append the candidates (message, entry, predicates settled) that really match to ``found``.
+    """Append the candidates (message, entry, predicates settled) that really match to ``found``; -1 without room.
 
-    Each is somewhere else in memory; checked together, a processor waits for several at once.
+    Each is somewhere else in memory; checked together, a processor waits for several at once. So whether one matches is
+    no branch: the last place of ``found`` takes one that does not.
     """
-    died, start, dim = segment.died, segment.start, segment.dim
-    lo, hi, pool = segment.lo, segment.hi, segment.pool
-    entry, word_data, word_begin = segment.entry, segment.word_data, segment.word_begin
-    bits, text_begin, text_end, text = facts.bits, facts.begin, facts.end, facts.data
+    died, start, dim, lo, hi = segment.died, segment.start, segment.dim, segment.lo, segment.hi
+    entry, shape, shapes, planes = segment.entry, segment.shape, segment.shapes, segment.planes
+    shaped = len(shape) > 0
     for candidate in range(count):
         message = candidates[candidate, 0]
         row = entry[candidates[candidate, 1]]
         passes = died[row] > version
-        for predicate in range(start[row] + candidates[candidate, 2], start[row + 1]):
-            if dim[predicate] >= 0:
-                point = x[message, dim[predicate] + 1]
-                passes &= (lo[predicate] <= point) & (point <= hi[predicate])
-            elif passes:
-                program = int(lo[predicate])
-                attribute = pool[program + 1]
-                if pool[program + HEAD] == INSIDE:
-                    # The intervals of its bounding box are checked, too: what is no number is in none.
-                    across, up = x[message, 2 * attribute + 2], x[message, 2 * pool[program + HEAD + 3] + 2]
-                    numbers = pool[program + HEAD + 1] - 1
-                    passes = _contains(pool, program + HEAD + 4, numbers, across, up)
-                    continue
-                if pool[program + HEAD] == FENCE:
-                    # Its attributes: the position's, the key, and the previous position's with its number.
-                    across, up = x[message, 2 * attribute + 2], x[message, 2 * pool[program + HEAD + 3] + 2]
-                    before_x = x[message, 2 * pool[program + HEAD + 7] + 2]
-                    before_y = x[message, 2 * pool[program + HEAD + 9] + 2]
-                    before = x[message, 2 * pool[program + HEAD + 11] + 2]
-                    passes = _crosses(pool, program, across, up, before_x, before_y, before)
-                    continue
-                fact = fact_of[message, attribute]
-                kind, value, begin, end = NOTHING, -1, 0, 0
-                if fact >= 0:
-                    code = x[message, 2 * attribute + 1]
-                    if np.isnan(code):
-                        kind, value = NUMBER, bits[fact]
-                    else:
-                        kind, value = TEXT, int(code)
-                        begin, end = text_begin[fact], text_end[fact]
-                passes = _holds(pool, program, kind, value, text, begin, end, word_data, word_begin)
-        if passes:
-            if used == len(found):
-                return -1
-            found[used, 0] = message
-            found[used, 1] = row
-            used += 1
+        if shaped and shape[row, 0] >= 0:
+            at, plane = shape[row, 0], shape[row, 1]
+            across, up = x[message, planes[plane, 0]], x[message, planes[plane, 1]]
+            event, size = planes[plane, 5], planes[plane, 6]
+            if event < 0:
+                passes &= _within(shapes, at + 1, 1, size, across, up)
+            else:
+                before_x, before_y = x[message, planes[plane, 2]], x[message, planes[plane, 3]]
+                before = x[message, planes[plane, 4]]
+                passes &= _crosses(event, shapes, at, 1, size, across, up, before_x, before_y, before)
+        else:
+            for predicate in range(start[row] + candidates[candidate, 2], start[row + 1]):
+                if dim[predicate] >= 0:
+                    point = x[message, dim[predicate] + 1]
+                    passes &= (lo[predicate] <= point) & (point <= hi[predicate])
+                elif passes:
+                    passes = _run(segment, facts, x, fact_of, message, int(lo[predicate]))
+        found[used, 0] = message
+        found[used, 1] = row
+        used += passes
+        if used == len(found):
+            return -1
     return used
 
 
@@ -142,6 +161,7 @@ def _search_groups(
     group_begin, group_dims, group_settled = segment.group_begin, segment.group_dims, segment.group_settled
     group_node, boxes = segment.group_node, segment.boxes
     stack = np.empty(MAX_STACK, np.int64)
+    taken = np.empty(TOGETHER, np.int64)
     passed = np.empty(LEAF, np.int64)
     good = np.empty(LEAF, np.uint8)
     good_words = good.view(np.uint64)
@@ -150,39 +170,49 @@ def _search_groups(
     level_at = np.empty(9, np.int64)
     level_size = np.empty(9, np.int64)
     used = 0
-    for visit in range(count):
-        message, group = visits[visit, 0], visits[visit, 1]
+    visit = 0
+    while visit < count:
+        group = visits[visit, 1]
         begin, end = np.int64(group_begin[group]), np.int64(group_begin[group + 1])
         settled = group_settled[group]
         first, second = group_dims[group, 0], group_dims[group, 1]
         dims = (1 if first >= 0 else 0) + (1 if second >= 0 else 0)
-        x1, x2 = x[message, first + 1], x[message, second + 1]
         leaf = end - begin
-        waiting = 0
+        top = np.int64(0)
         if dims > 0 and leaf > LEAF:
             # Levels of the tree, leaves first; the last has at most LEAF nodes.
             leaf = np.int64(LEAF)
-            level = np.int64(0)
             level_at[0] = group_node[group]
             level_size[0] = (end - begin + LEAF - 1) // LEAF
-            while level_size[level] > LEAF:
-                level_size[level + 1] = (level_size[level] + LEAF - 1) // LEAF
+            while level_size[top] > LEAF:
+                level_size[top + 1] = (level_size[top] + LEAF - 1) // LEAF
                 # A level is padded to whole nodes with empty boxes.
-                level_at[level + 1] = level_at[level] + LEAF * level_size[level + 1]
-                level += 1
+                level_at[top + 1] = level_at[top] + LEAF * level_size[top + 1]
+                top += 1
             # They are the children of a root without a box.
-            stack[0] = level + 1
-        else:
-            stack[0] = 0
-        waiting = 1
-        while waiting > 0:
-            waiting -= 1
-            level = stack[waiting] & 15
-            node = stack[waiting] >> 4
+            top += 1
+        waiting = 0
+        while visit < count and visits[visit, 1] == group and waiting < CHUNK:
+            stack[waiting] = (np.int64(visits[visit, 0]) << 4) | top
+            waiting += 1
+            visit += 1
+        looked_at = some = 0
+        while looked_at < some or waiting > 0:
+            if looked_at == some:
+                # So that the next node is known before the last one has come from memory.
+                some = min(waiting, TOGETHER)
+                waiting -= some
+                looked_at = 0
+                for each in range(some):
+                    taken[each] = stack[waiting + each]
+            level = taken[looked_at] & 15
+            message = (taken[looked_at] >> 4) & (CHUNK - 1)
+            node = taken[looked_at] >> 12
+            looked_at += 1
+            x1, x2 = x[message, first + 1], x[message, second + 1]
             if level > 0:
                 level -= 1
-                base = level_at[level]
-                box = np.uint64(base + node * LEAF)
+                box = np.uint64(level_at[level] + node * LEAF)
                 for child in range(LEAF):
                     at = box + np.uint64(child)
                     good[child] = (
@@ -193,7 +223,7 @@ def _search_groups(
                     )
                 if good_words[0] | good_words[1]:
                     for child in range(LEAF):
-                        stack[waiting] = ((node * LEAF + child) << 4) | level
+                        stack[waiting] = ((node * LEAF + child) << 12) | (message << 4) | level
                         waiting += good[child]
                 continue
             stop = min(begin + node * leaf + leaf, end)
@@ -272,7 +302,8 @@ def match(
     touched = np.empty((most, attributes), np.int32)
     touching = np.zeros(most, np.int32)
     visits = np.empty((most * 16, 2), np.int32)
-    found = np.empty((len(rows), 2), np.int32)
+    # One place more than there is room for: what does not match is written there, and not counted.
+    found = np.empty((len(rows) + 1, 2), np.int32)
     at = np.empty(most, np.int64)
     used = 0
     message = begin
@@ -308,16 +339,32 @@ def match(
     return end, used
 
 
-@kernel(types.void(CLIENTS, INTS, INTS, INDEX, INDEX, WIDE, CLIENTS))
-def collect(clients: Clients, rows: Ints, counts: Ints, begin: int, end: int, at: Wide, out: Clients) -> None:
-    """Append the clients of messages ``begin`` to ``end`` to each message's own; ``at`` advances."""
+@kernel(types.void(CLIENTS, INTS, INTS, INDEX, INDEX, WIDE, CLIENTS, CLIENTS))
+def collect(
+    clients: Clients,
+    rows: Ints,
+    counts: Ints,
+    begin: int,
+    end: int,
+    at: Wide,
+    out: Clients,
+    owners: Clients,
+) -> None:
+    """Append the clients of messages ``begin`` to ``end`` to each message's own, and their owners; ``at`` advances.
+
+    Where nobody has another owner, ``owners`` is empty.
+    """
     row = 0
+    owned = len(owners) > 0
+    owner = clients.shape[1] - 3
     for message in range(begin, end):
         place = at[message - begin]
         for _ in range(counts[message]):
-            out[place, 0] = clients[rows[row], 0]
-            out[place, 1] = clients[rows[row], 1]
-            out[place, 2] = clients[rows[row], 2]
+            for word in range(3):
+                out[place, word] = clients[rows[row], word]
+            if owned:
+                for word in range(3):
+                    owners[place, word] = clients[rows[row], owner + word]
             place += 1
             row += 1
         at[message - begin] = place

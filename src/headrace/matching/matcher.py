@@ -108,15 +108,19 @@ class Matcher:
     def __contains__(self, client: object) -> bool:
         return isinstance(client, bytes) and self._place(client) is not None
 
-    def subscribe(self, client: bytes, predicates: Mapping[str, Predicate]) -> None:
+    def subscribe(
+        self, client: bytes, predicates: Mapping[str, Predicate], owner: bytes | None = None
+    ) -> None:
         """Replace a client's subscription: a message is for it when every one of these predicates holds.
 
-        No predicates at all withdraw its subscription.
+        No predicates at all withdraw its subscription. Matches name the ``owner`` beside the client, if it has one.
         """
         if not predicates:
             self.withdraw(client)
             return
         _check_client(client)
+        if owner is not None:
+            _check_client(owner)
         if len(predicates) > self._max_predicates:
             raise LimitError("sdk", "attributes of a subscription", len(predicates), self._max_predicates)
         for name, predicate in predicates.items():
@@ -135,7 +139,7 @@ class Matcher:
             segments, _, _, version = self._view
             if fence is not None:
                 self._add_track(*fence)
-            tail.append(client, predicates)
+            tail.append(client, predicates, owner)
             if old is None:
                 self._count += 1
             else:
@@ -172,7 +176,13 @@ class Matcher:
             return pieces[0]
         counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(piece.offsets) for piece in pieces)])
         clients = [piece.clients for piece in pieces]
-        return Matches(np.cumsum(counts), np.concatenate([np.empty((0, CLIENT_BYTES), np.uint8), *clients]))
+        owners = [piece.owners for piece in pieces if piece.owners is not None]
+        # All pieces are of one version: all have owners, or none.
+        return Matches(
+            np.cumsum(counts),
+            np.concatenate([np.empty((0, CLIENT_BYTES), np.uint8), *clients]),
+            np.concatenate(owners) if owners else None,
+        )
 
     def match_rows(self, rows: pa.RecordBatch) -> Matches:
         """The clients of each row of a record batch in :data:`headrace.message.SCHEMA`."""
@@ -204,9 +214,9 @@ class Matcher:
         scan = self._scan(batch, segments, view.version, tracks, record=record)
         begin = 0
         while begin < len(batch):
-            offsets, clients = scan.piece(begin, len(batch), most)
-            yield begin, Matches(offsets, clients)
-            begin += len(offsets) - 1
+            matches = scan.piece(begin, len(batch), most)
+            yield begin, matches
+            begin += len(matches)
 
     def matches(self, client: bytes, batch: Batch) -> npt.NDArray[np.bool_]:
         """Which messages of a batch are for one client; none if it has no subscription."""
@@ -225,7 +235,7 @@ class Matcher:
         fences = (fence_of(predicates) for _, predicates in wanted)
         tracks = tuple(dict.fromkeys(fence.track(x) for x, fence in filter(None, fences)))
         scan = self._scan(batch, [few.segment()], 0, tracks)
-        return Matches(*scan.piece(0, len(batch), len(batch) * len(wanted)))
+        return scan.piece(0, len(batch), len(batch) * len(wanted))
 
     def at_hand(self, batch: Batch) -> bool:
         """Whether matching a batch neither reads the log nor waits for another thread, because of fences."""
@@ -285,7 +295,7 @@ class Matcher:
         newest = () if view.tail is None else (view.tail.segment(view.rows),)
         for segment in (*view.segments, *newest):
             for row in np.flatnonzero(segment.died > view.version).tolist():
-                clients.append(segment.clients[row].tobytes())
+                clients.append(segment.clients[row, :3].tobytes())
                 predicates = predicates_of(segment, row)
                 fields.append([(name, serialize_field(each).decode()) for name, each in predicates.items()])
         return pa.table([pa.array(clients, TABLE.types[0]), pa.array(fields, TABLE.types[1])], schema=TABLE)
@@ -419,7 +429,7 @@ def _mark_dead_since(
 
     for segment, copied in zip(sources, rows, strict=True):
         for row in copied[segment.died[copied] != ALIVE].tolist():
-            first, second, third = segment.clients[row].tolist()
+            first, second, third = segment.clients[row, :3].tolist()
             found = hashing.find_client(merged.clients, merged.client_slots, first, second, third, seed)
             merged.died[found] = segment.died[row]
 

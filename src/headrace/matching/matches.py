@@ -17,6 +17,8 @@ class Matches:
 
     offsets: npt.NDArray[np.int64]
     clients: npt.NDArray[np.uint8]
+    owners: npt.NDArray[np.uint8] | None = None
+    """The owner of each of these clients; ``None`` if each is its own."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

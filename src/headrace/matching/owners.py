@@ -1,174 +1,79 @@
-"""Which client owns each id that a matcher finds, where clients have several.
+"""Which client each id that a matcher finds belongs to, where clients have several.
 
-A matcher knows each subscription by 12 bytes: the client's own id or, where it has many, an id for each. A batch of
-messages may find a hundred thousand of them, so compiled code looks up their owners and puts those together.
-
-All ids are rows of one hash table, and an id's owner is another row of it; the owner of a client's own id is that row
-itself. An id that is not in the table is its own owner.
-
-Invariants:
-
-- One thread changes the table; any thread may look up meanwhile. Rows are appended and never move, and a full table is
-  replaced by another in one assignment.
-- A released id becomes its own owner, as if it were not there; a full table is copied without such ids.
+A matcher knows each subscription by 12 bytes: the client's own id or, where it has many, an id for each. A row of its
+index has both, so matches come with the owner of each id. A batch of messages may find a hundred thousand of them:
+compiled code numbers the distinct owners, and puts together what each of them has.
 """
 
 from __future__ import annotations
 
 import secrets
-import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace.matching.index.hashing import CLIENTS, SEED, file_clients, find_client, slot_of_client
+from headrace.matching.index.hashing import CLIENTS, SEED, file_clients, slot_of_client
 from headrace.matching.index.segment import Clients, Ints, Wide
-from headrace.matching.matches import CLIENT_BYTES, Matches
+from headrace.matching.matches import Matches
 from headrace.wire.numba_kernels import INDEX, INTS, WIDE, WIDE_IN, kernel, types
 
-FIRST_ROOM: Final = 64
-"""Rows of the first table, and the fewest that a new table has free."""
+FIRST_SLOTS: Final = 1 << 9
+"""Slots of the first table of owners. It grows with them, so that it stays in the processor's cache if they are few."""
 
-_PAIR: Final = types.Array(types.uint32, 1, "C", readonly=True)
 _FOUND: Final = types.Array(types.uint32, 2, "C", readonly=True)
 
-
-class _Table(NamedTuple):
-    ids: Clients
-    """Each 12 bytes, as three integers."""
-    owners: Ints
-    """The row of each id's owner."""
-    slots: Ints
-    """Open addressing: a row plus 1, or 0; a power of two of them, at most half used."""
+# Like Python's own hash seed, it decides where things are filed, not what is found.
+_SEED: Final = np.uint64(secrets.randbits(64))
 
 
-class Owners:
-    """The owners of ids. Most clients have one id, their own, and are not here."""
-
-    def __init__(self, *, seed: int | None = None) -> None:
-        self._seed = np.uint64(secrets.randbits(64) if seed is None else seed)
-        self._table = _empty(FIRST_ROOM)
-        self._count = 0
-
-    def add(self, each: bytes, owner: bytes) -> None:
-        """Note the owner of an id; both have 12 bytes, and an owner owns itself."""
-        if self._count + 2 > len(self._table.ids):
-            self._grow()
-        pair = np.frombuffer(each + owner, np.uint32)
-        self._count = file_owned(*self._table, self._count, pair, self._seed)
-
-    def release(self, each: bytes) -> None:
-        """Forget the owner of an id, if it has another than itself."""
-        if self._count:
-            ids, owners, slots = self._table
-            first, second, third = _WORDS.unpack(each)
-            row = find_client(ids, slots, first, second, third, self._seed)
-            if row >= 0:
-                owners[row] = row
-
-    def number(self, matches: Matches) -> tuple[Clients, Ints]:
-        """The distinct owners of all ids that messages match, and for each of these ids which of them it is."""
-        table, found = self._table, matches.clients.view(np.uint32)
-        # Made of zeros, they take memory only where they are written to.
-        slots = np.zeros(_slots(len(found)), np.int32)
-        known = np.zeros(len(table.ids), np.int32)
-        distinct, numbers = np.empty(found.shape, np.uint32), np.empty(len(found), np.int32)
-        count = number_owners(*table, found, self._seed, known, slots, distinct, numbers)
-        return distinct[:count], numbers
-
-    def merge(self, matches: Matches) -> Matches:
-        """Replace the ids that messages match by their owners, each once a message."""
-        if not self._count or not len(matches.clients):
-            return matches
-        distinct, numbers = self.number(matches)
-        offsets = np.zeros(len(matches.offsets), np.int64)
-        clients, seen = np.empty((len(numbers), 3), np.uint32), np.zeros(len(distinct), np.int64)
-        kept = take_once(matches.offsets, numbers, distinct, seen, offsets, clients)
-        return Matches(offsets, clients[:kept].view(np.uint8))
-
-    def _grow(self) -> None:
-        """Copy the ids that have another owner, and those owners, to a table with as much room again."""
-        ids, owners, _ = self._table
-        every = np.arange(self._count, dtype=np.int32)
-        owned = np.flatnonzero(owners[: self._count] != every)
-        kept = np.union1d(owned, owners[owned])
-        larger = _empty(2 * len(kept) + FIRST_ROOM)
-        larger.ids[: len(kept)] = ids[kept]
-        larger.owners[: len(kept)] = np.searchsorted(kept, owners[kept])
-        file_clients(larger.ids[: len(kept)], larger.slots, self._seed)
-        self._table, self._count = larger, len(kept)
+def number_owners(matches: Matches) -> tuple[Clients, Ints]:
+    """The distinct owners of all ids that messages match, and for each of these ids which of them it is."""
+    return number_ids(matches.clients if matches.owners is None else matches.owners)
 
 
-_WORDS: Final = struct.Struct("=III")
+def number_ids(ids: npt.NDArray[np.uint8]) -> tuple[Clients, Ints]:
+    """The distinct ids among some, in the order in which they occur, and for each which of them it is."""
+    found = ids.view(np.uint32)
+    distinct, numbers = np.empty(found.shape, np.uint32), np.empty(len(found), np.int32)
+    slots = np.zeros(FIRST_SLOTS, np.int32)
+    at, count = number_some(found, 0, 0, _SEED, slots, distinct, numbers)
+    while at < len(found):
+        slots = np.zeros(8 * len(slots), np.int32)
+        file_clients(distinct[:count], slots, _SEED)
+        at, count = number_some(found, at, count, _SEED, slots, distinct, numbers)
+    return distinct[:count], numbers
 
 
-def _empty(room: int) -> _Table:
-    slots = np.zeros(_slots(room), np.int32)
-    return _Table(np.empty((room, CLIENT_BYTES // 4), np.uint32), np.empty(room, np.int32), slots)
+def merge_owners(matches: Matches) -> Matches:
+    """Replace the ids that messages match by their owners, each once a message."""
+    if matches.owners is None:
+        return matches
+    distinct, numbers = number_owners(matches)
+    offsets = np.zeros(len(matches.offsets), np.int64)
+    clients, seen = np.empty((len(numbers), 3), np.uint32), np.zeros(len(distinct), np.int64)
+    kept = take_once(matches.offsets, numbers, distinct, seen, offsets, clients)
+    return Matches(offsets, clients[:kept].view(np.uint8))
 
 
-def _slots(room: int) -> int:
-    return 1 << (2 * room).bit_length()
+@kernel(types.UniTuple(INDEX, 2)(_FOUND, INDEX, INDEX, SEED, INTS, CLIENTS, INTS))
+def number_some(
+    found: Clients, at: int, count: int, seed: np.uint64, slots: Ints, distinct: Clients, numbers: Ints
+) -> tuple[int, int]:
+    """Number ids from ``at`` on in the order in which they first occur, until half of the slots are used.
 
-
-@kernel(INDEX(CLIENTS, INTS, INTS, INDEX, _PAIR, SEED))
-def file_owned(ids: Clients, owners: Ints, slots: Ints, count: int, pair: Clients, seed: np.uint64) -> int:
-    """Note the owner of an id, which is after it in ``pair``, in a table with room for both; return the new count."""
-    owner = -1
-    for at in (3, 0):
-        slot = slot_of_client(ids, slots, pair[at], pair[at + 1], pair[at + 2], seed)
-        row = slots[slot] - 1
-        if row < 0:
-            row = count
-            count += 1
-            ids[row, 0], ids[row, 1], ids[row, 2] = pair[at], pair[at + 1], pair[at + 2]
-            owners[row] = row
-        if at == 0:
-            owners[row] = owner
-        # Last, so that a concurrent lookup finds the row whole or not at all.
-        slots[slot] = row + 1
-        owner = row
-    return count
-
-
-@kernel(INDEX(CLIENTS, INTS, INTS, _FOUND, SEED, INTS, INTS, CLIENTS, INTS))
-def number_owners(
-    ids: Clients,
-    owners: Ints,
-    slots: Ints,
-    found: Clients,
-    seed: np.uint64,
-    known: Ints,
-    own_slots: Ints,
-    distinct: Clients,
-    numbers: Ints,
-) -> int:
-    """Number the owners of ids in the order in which they occur: fill in each id's number, and the owners.
-
-    Return how many there are. A row's owner is ``known`` by its number plus 1, and an id that is not in the table is
-    in slots of this call's own; both are zeros at first.
+    Return how far that went, and how many distinct ones there are.
     """
-    count = 0
-    for index in range(len(found)):
-        first, second, third = found[index, 0], found[index, 1], found[index, 2]
-        row = slots[slot_of_client(ids, slots, first, second, third, seed)] - 1
-        if row >= 0:
-            owner = owners[row]
-            if known[owner] == 0:
-                for word in range(3):
-                    distinct[count, word] = ids[owner, word]
-                count += 1
-                known[owner] = count
-            numbers[index] = known[owner] - 1
-        else:
-            slot = slot_of_client(distinct, own_slots, first, second, third, seed)
-            if own_slots[slot] == 0:
-                for word in range(3):
-                    distinct[count, word] = found[index, word]
-                count += 1
-                own_slots[slot] = count
-            numbers[index] = own_slots[slot] - 1
-    return count
+    while at < len(found) and 2 * count < len(slots):
+        first, second, third = found[at, 0], found[at, 1], found[at, 2]
+        slot = slot_of_client(distinct, slots, first, second, third, seed)
+        if slots[slot] == 0:
+            distinct[count, 0], distinct[count, 1], distinct[count, 2] = first, second, third
+            count += 1
+            slots[slot] = count
+        numbers[at] = slots[slot] - 1
+        at += 1
+    return at, count
 
 
 @kernel(INDEX(WIDE_IN, INTS, CLIENTS, WIDE, WIDE, CLIENTS))

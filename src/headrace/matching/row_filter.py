@@ -20,8 +20,8 @@ from headrace.matching.index.hashing import FLOATS
 from headrace.message import bytes_of, offsets_of
 from headrace.wire.numba_kernels import BYTES, BYTES_IN, OFFSETS_IN, WIDE, inline, kernel, types
 from headrace.wire.sdk.predicate import Inside, Predicate, compile_predicate, fence_of, holds
-from headrace.wire.sdk.program import HEAD, NOTHING, NUMBER, TEXT
-from headrace.wire.sdk.region import box_of, contains
+from headrace.wire.sdk.program import NOTHING, NUMBER, TEXT
+from headrace.wire.sdk.region import box_of, contains, numbers_of, within
 
 Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
@@ -30,7 +30,8 @@ Wide = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _holds = inline(holds)
-_contains = inline(contains)
+inline(contains)
+_within = inline(within)
 
 
 class RowFilter:
@@ -92,14 +93,13 @@ class _CompiledRegion:
 
     def __init__(self, predicate: Inside) -> None:
         self._y = predicate.y
-        self._box = np.array(box_of(predicate.region))
-        self._program = np.array(compile_predicate(predicate, 0, lambda _text: 0), np.int64)
+        self._numbers = np.array([*box_of(predicate.region), *numbers_of(predicate.region)])
 
     def mask(self, rows: pa.RecordBatch, name: str) -> Mask:
         """Tell which rows are in the region, by this attribute and its other one."""
         xs, ys = (_numbers(rows, each) for each in (name, self._y))
         out = np.empty(rows.num_rows, np.uint8)
-        evaluate_region(self._program, self._box, xs, ys, out)
+        evaluate_region(self._numbers, xs, ys, out)
         return out.view(np.bool_)
 
 
@@ -139,11 +139,8 @@ def evaluate(
         out[row] = _holds(program, 0, kinds[row], values[row], texts, begin, end, words, word_begins)
 
 
-@kernel(types.void(WIDE, FLOATS, FLOATS, FLOATS, BYTES))
-def evaluate_region(program: Wide, box: Floats, xs: Floats, ys: Floats, out: Bytes) -> None:
-    """Fill in 1 for each point that is in the program's region, else 0."""
+@kernel(types.void(FLOATS, FLOATS, FLOATS, BYTES))
+def evaluate_region(numbers: Floats, xs: Floats, ys: Floats, out: Bytes) -> None:
+    """Fill in 1 for each point that is in the region of these numbers, its box first, else 0."""
     for row in range(len(xs)):
-        x, y = xs[row], ys[row]
-        # NaN is in no box.
-        boxed = box[0] <= x <= box[1] and box[2] <= y <= box[3]
-        out[row] = boxed and _contains(program, HEAD + 4, program[HEAD + 1] - 1, x, y)
+        out[row] = _within(numbers, 0, 1, len(numbers) - 4, xs[row], ys[row])

@@ -18,7 +18,7 @@ from headrace.matching.matcher import Matcher
 from headrace.matching.matches import CLIENT_BYTES
 from headrace.message import Batch, Run
 from headrace.wire.numba_kernels import is_loaded, load
-from headrace.wire.sdk import fence, predicate, program, region
+from headrace.wire.sdk import fence, predicate, program, push_labels, region
 from headrace.wire.sdk.predicate import Between, Equals
 
 _KERNELS: Final = "headrace.matching.kernels"
@@ -29,13 +29,14 @@ _PACKAGE: Final = Path(__file__).parent
 _SOURCES: Final = (
     *("kernels.py", "group_lookup.py", "attribute_reading.py", "row_filter.py", "sightings.py", "owners.py"),
     *("index/build.py", "index/grouping.py", "index/hashing.py", "index/layout.py", "index/merging.py"),
-    *("index/planning.py", "index/segment.py"),
-    *(predicate.__file__, region.__file__, fence.__file__, program.__file__),
+    *("index/planning.py", "index/segment.py", "index/shapes.py"),
+    *(predicate.__file__, region.__file__, fence.__file__, program.__file__, push_labels.__file__),
 )
 """The files whose code is compiled into kernels."""
 
-_MODULES: Final = tuple(
-    f"headrace.matching.{source.removesuffix('.py').replace('/', '.')}" for source in _SOURCES[:-4]
+_MODULES: Final = (
+    *(f"headrace.matching.{source.removesuffix('.py').replace('/', '.')}" for source in _SOURCES[:-5]),
+    push_labels.__name__,
 )
 
 

@@ -94,3 +94,34 @@ def test_a_part_that_left_the_index_after_the_match_is_still_pushed() -> None:
     assert len(part) == CLIENT_ID_BYTES
     pushed = list(matching.pushes(batch(), matches, without=EAST))
     assert [push.clients for push in pushed] == [part + WEST] * 3
+
+
+def test_all_subscriptions_of_a_client_are_in_one_share() -> None:
+    """Else its connector would take the second push of a message for a repeat."""
+    following = Following()
+    matching = LocalMatcher(following.part, lambda _client, _kept: True)
+    named = {f"s{number}": [{name: '{"use":2,"low":0,"high":9}'} for name in "xy"] for number in range(20)}
+    clients = [(1 << 40 | number).to_bytes(12) for number in range(50)]
+    for client in clients:
+        following.take(change(client, EAST if client[-1] % 2 else WEST, named))
+    matches = matching.matcher.match(batch())
+    whole = list(matching.pushes(batch(), matches, without=None))
+    divided = list(matching.shares(batch(), matches, 7, without=None))
+    owners = {part: client for client, kept in following.part for part in kept.parts(client)}
+    shares: dict[bytes, set[int]] = {}
+    joined: dict[bytes, list[bytes]] = {}
+    for share, push in divided:
+        for at in range(0, len(push.clients), ROUTE_BYTES):
+            route = push.clients[at : at + ROUTE_BYTES]
+            shares.setdefault(owners[route[:CLIENT_ID_BYTES]], set()).add(share)
+            joined.setdefault(push.msg_id, []).append(route)
+    assert {client: len(each) for client, each in shares.items()} == dict.fromkeys(clients, 1)
+    assert len(set.union(*shares.values())) == 7
+    assert [seq_of(push.msg_id) for _, push in divided] == sorted(
+        seq_of(push.msg_id) or 0 for _, push in divided
+    )
+    assert len({(push.msg_id, share) for share, push in divided}) == len(divided)
+    for push in whole:
+        routes = [push.clients[at : at + ROUTE_BYTES] for at in range(0, len(push.clients), ROUTE_BYTES)]
+        assert sorted(joined.pop(push.msg_id)) == sorted(routes)
+    assert not joined

@@ -18,13 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.hub.cursor import NOWHERE, Cursor
 from headrace.hub.routing.pending_changes import PendingChanges
 from headrace.hub.routing.subscription_parts import (
     Label,
     Named,
 )
-from headrace.message import MAX_SEQUENCE, Batch
+from headrace.message import MAX_SEQUENCE, Batch, Run
 
 NOTHING: Final = MAX_SEQUENCE
 """The sequence number of a mark that withdraws a matcher's earlier marks on this connection: a number that no log
@@ -244,23 +247,17 @@ class ClientSession:
         self.cursor = None
         return True
 
-    def push(self, seqs: Sequence[int], frames: Sequence[bytes]) -> int:
+    def push(self, seqs: Sequence[int] | npt.NDArray[np.int64], frames: Run) -> int:
         """Send live pushes in order while there is room; the log has the rest. Return how many were sent."""
-        room = self.outlet.room
-        size = sum(map(len, frames))
-        if size <= room:
-            self.outlet.send(frames[0] if len(frames) == 1 else b"".join(frames))
-            self.last = seqs[-1]
-            self.sent += len(frames)
-            return len(frames)
-        sent = 0
-        while sent < len(frames) and room > 0:
-            room -= len(frames[sent])
-            sent += 1
+        room, sent = self.outlet.room, len(frames)
+        if frames.size > room:
+            # The last that is sent may take more than there is.
+            begins = frames.offsets[:-1] - frames.offsets[0]
+            sent = int(np.searchsorted(begins, room)) if room > 0 else 0
         if sent:
-            self.outlet.send(b"".join(frames[:sent]))
-            self.last = seqs[sent - 1]
+            self.outlet.send(frames.slice(0, sent).content.tobytes() if frames.lone is None else frames.lone)
+            self.last = int(seqs[sent - 1])
             self.sent += sent
         if sent < len(frames):
-            self.cursor = seqs[sent]
+            self.cursor = int(seqs[sent])
         return sent

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from headrace.hub.routing.subscriptions import (
     Subscriptions,
 )
 from headrace.matching import FENCE_WINDOW, Matcher, Matches
-from headrace.matching.owners import Owners
+from headrace.matching.index.grouping import radix_order
+from headrace.matching.owners import merge_owners, number_owners
 from headrace.message import Batch
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, NODE_ID_BYTES, MatcherPush, msg_id
 
@@ -68,8 +69,6 @@ class LocalMatcher:
         )
         self.unready = False
         """Whether the matcher cannot be used yet. After resetting it, sort everything out."""
-        self._owners = Owners()
-        """The clients of the parts in the index; a client's own id needs no entry."""
         self._subscriptions = subscriptions
         self._wanted = wanted
         subscriptions.observers.append(self._follow)
@@ -87,30 +86,47 @@ class LocalMatcher:
 
     def clients_of(self, matches: Matches) -> Matches:
         """The clients of matched parts, each once a message; for any thread."""
-        return self._owners.merge(matches)
+        return merge_owners(matches)
 
     def pushes(self, batch: Batch, matches: Matches, *, without: bytes | None) -> Iterator[MatcherPush]:
         """The pushes of a matched batch, in order; clients of the connector ``without`` are left out.
 
         A push names parts, of which the connector knows the clients.
         """
+        return (push for _, push in self.shares(batch, matches, 1, without=without))
+
+    def shares(
+        self, batch: Batch, matches: Matches, shares: int, *, without: bytes | None
+    ) -> Iterator[tuple[int, MatcherPush]]:
+        """The same, each push divided by shares of the clients: all subscriptions of a client are in one share."""
         if not len(matches.clients):
             return
-        clients, numbers = self._owners.number(matches)
-        get, find_part = self._subscriptions.get, self._subscriptions.find_part
-        # A part may have left the index since; the state still knows its client.
-        kept = [get(find_part(client.tobytes())[0]) for client in clients]
+        clients, numbers = number_owners(matches)
+        ids = [client.tobytes() for client in clients]
+        kept = [self._subscriptions.get(client) for client in ids]
         connectors = np.array([b"" if each is None else each.connector for each in kept], _ROUTE["connector"])
         pushed = np.array([each is not None and each.connector != without for each in kept])[numbers]
-        routes = np.empty(len(numbers), _ROUTE)
-        routes["part"] = matches.clients.view(_ROUTE["part"])[:, 0]
-        routes["connector"] = connectors[numbers]
-        data = routes[pushed].tobytes()
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pushed)])[matches.offsets] * _ROUTE.itemsize
-        nodes = _nodes(batch)
-        for row, (begin, end) in enumerate(pairwise(ends.tolist())):
-            if begin != end:
-                yield MatcherPush(msg_id(batch.first + row, nodes[row]), batch.run[row], data[begin:end])
+        share = np.array([crc32(client) % shares for client in ids], np.uint64)
+        hits = np.flatnonzero(pushed).astype(np.int32)
+        if not len(hits):
+            return
+        # Hits are in the order of messages: each hit's place among the pushes is its message, then its share.
+        rows = np.repeat(np.arange(len(matches), dtype=np.uint64), np.diff(matches.offsets))
+        places = rows * np.uint64(shares) + share[numbers]
+        if shares > 1:
+            hits = radix_order(places, hits)
+        routes = np.empty(len(hits), _ROUTE)
+        routes["part"] = matches.clients.view(_ROUTE["part"])[hits, 0]
+        routes["connector"] = connectors[numbers[hits]]
+        data, nodes = routes.tobytes(), _nodes(batch)
+        begins = np.flatnonzero(np.diff(places[hits], prepend=~np.uint64(0)))
+        ends = np.append(begins[1:], len(hits)) * _ROUTE.itemsize
+        found = zip(
+            places[hits[begins]].tolist(), (begins * _ROUTE.itemsize).tolist(), ends.tolist(), strict=True
+        )
+        for place, begin, end in found:
+            row, number = divmod(place, shares)
+            yield number, MatcherPush(msg_id(batch.first + row, nodes[row]), batch.run[row], data[begin:end])
 
     def rows(self, client: bytes, batch: Batch) -> Rows:
         """The places of the messages in a batch that are for one client; for any thread."""
@@ -133,7 +149,7 @@ class LocalMatcher:
                 if wanted and part not in self.matcher:
                     self._subscribe(client, part, each)
                 elif not wanted:
-                    self._withdraw(part)
+                    self.matcher.withdraw(part)
             if place % STEP == STEP - 1:
                 yield
 
@@ -144,7 +160,7 @@ class LocalMatcher:
         before = {} if old is None else old.parts(client, names)
         after = {} if new is None or not self._wanted(client, new) else new.parts(client, names)
         for part in before.keys() - after.keys():
-            self._withdraw(part)
+            self.matcher.withdraw(part)
         for part, each in after.items():
             if before.get(part) != each or part not in self.matcher:
                 self._subscribe(client, part, each)
@@ -152,17 +168,11 @@ class LocalMatcher:
     def _subscribe(self, client: bytes, part: bytes, each: Part) -> None:
         if self.unready:
             return
-        if part != client:
-            self._owners.add(part, client)
         try:
-            self.matcher.subscribe(part, each.predicates)
+            self.matcher.subscribe(part, each.predicates, None if part == client else client)
         except LimitError as error:
-            self._withdraw(part)
+            self.matcher.withdraw(part)
             logger.error("the subscription %s is not matched: %s", part.hex(), error)
-
-    def _withdraw(self, part: bytes) -> None:
-        self.matcher.withdraw(part)
-        self._owners.release(part)
 
 
 def add_row(rows: Rows, row: int, *labels: Label) -> None:

@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.errors import LimitError, StorageError, TrimmedError
 from headrace.hub.cursor import EncodedCache, cut_off_reason
+from headrace.hub.routing.batch_pushes import FindPart, find_pushes, is_ready
 from headrace.hub.routing.client_session import ClientSession, FoundRows, PushSource, Rows
 from headrace.hub.routing.local_matcher import add_row
 from headrace.hub.routing.subscription_parts import (
@@ -21,20 +25,20 @@ from headrace.hub.routing.subscription_parts import (
 )
 from headrace.hub.sequence import Hub
 from headrace.matching import Matches
-from headrace.message import Batch
+from headrace.message import Batch, Run
 from headrace.wire.attribute.messages import CLIENT_ID_BYTES, seq_of
 from headrace.wire.sdk import commands as sdk
 
 Found: TypeAlias = list[tuple[Batch, Rows]]
 """Batches of the log, and what in each is for a client."""
 
-FindPart: TypeAlias = Callable[[bytes], tuple[bytes, Label]]
-"""Returns the client that a matcher's find is for, and what it is told."""
-
 Then: TypeAlias = Callable[[Found | StorageError], None]
 Read: TypeAlias = Callable[[bytes, int, int, Then], None]
 """Looks through some of the log for a client, from the first number to at most the last, and calls ``Then``."""
 
+
+FEW: Final = 32
+"""Matches of a batch that are delivered one by one: sooner than arrays of them are made."""
 
 CACHE_BYTES: Final = 1 << 20
 """Bytes of the newest messages' pushes that are kept encoded."""
@@ -86,12 +90,15 @@ class SessionFeed:
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
         """Push what this process's matcher found to live sessions."""
-        if matches is not None and len(matches.clients) and self._sessions:
-            for session, rows in self._concerned(matches).items():
-                fresh = _fresh(session, batch, rows)
-                self._repeats.value += len(rows) - len(fresh)
-                if fresh:
-                    self._push(session, batch, fresh)
+        if matches is None or not len(matches.clients) or not self._sessions:
+            return
+        if len(matches.clients) > FEW and is_ready() and self._deliver_many(batch, matches):
+            return
+        for session, rows in self._concerned(matches).items():
+            fresh = _fresh(session, batch, rows)
+            self._repeats.value += len(rows) - len(fresh)
+            if fresh:
+                self._push(session, batch, fresh)
 
     def pushed(
         self, source: PushSource, msg_id: bytes, payload: bytes, parts: Iterable[bytes], *, relying: bool
@@ -134,7 +141,7 @@ class SessionFeed:
                     return
             labelled = _labelled(frame, rows[0])
             if seq is not None:
-                self._sent(session, [seq], [labelled])
+                self._sent(session, [seq], Run.one(labelled))
             elif session.outlet.room > 0:
                 session.outlet.send(labelled)
                 session.sent += 1
@@ -161,6 +168,18 @@ class SessionFeed:
         if wanted is not None:
             self._read(session.client, *wanted, lambda outcome: self._was_read(session, outcome))
 
+    def _deliver_many(self, batch: Batch, matches: Matches) -> bool:
+        """Push by arrays; ``False`` if that cannot be, since a message is too long for a push."""
+        found = find_pushes(batch, matches, self._sessions, self._find_part)
+        rows = np.unique(found.rows).tolist()
+        frames = self._frames(batch, rows)
+        if len(frames) < len(rows):
+            return False
+        self._repeats.value += found.repeats
+        for session, seqs, pushes in found.write(batch.first, rows, Run.of(frame for _, frame in frames)):
+            self._sent(session, seqs, pushes)
+        return True
+
     def _concerned(self, matches: Matches) -> dict[ClientSession, Rows]:
         """What in the batch is for each live session."""
         found: dict[ClientSession, Rows] = {}
@@ -182,11 +201,12 @@ class SessionFeed:
         frames = [
             (seq, _labelled(frame, rows[seq - batch.first])) for seq, frame in self._frames(batch, rows)
         ]
-        self._sent(session, [seq for seq, _ in frames], [frame for _, frame in frames])
+        if len(frames) == 1:
+            self._sent(session, [frames[0][0]], Run.one(frames[0][1]))
+        elif frames:
+            self._sent(session, [seq for seq, _ in frames], Run.of(frame for _, frame in frames))
 
-    def _sent(self, session: ClientSession, seqs: list[int], frames: list[bytes]) -> None:
-        if not frames:
-            return
+    def _sent(self, session: ClientSession, seqs: Sequence[int] | npt.NDArray[np.int64], frames: Run) -> None:
         self._delivered.value += session.push(seqs, frames)
         if session.cursor is not None:
             self._behind[session] = None

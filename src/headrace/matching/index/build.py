@@ -18,7 +18,17 @@ from headrace.matching.index.hashing import CLIENTS, FLOATS
 from headrace.matching.index.layout import bound, nearly, nodes, pack, place_near
 from headrace.matching.index.merging import Columns
 from headrace.matching.index.planning import Entries, plan
-from headrace.matching.index.segment import ALIVE, Bytes, Clients, Floats, Ints, Segment, Wide, Words
+from headrace.matching.index.segment import (
+    ALIVE,
+    Bytes,
+    Clients,
+    Floats,
+    Ints,
+    Segment,
+    Wide,
+    Words,
+)
+from headrace.matching.index.shapes import shape
 from headrace.matching.kernels import LEAF
 from headrace.wire.numba_kernels import INTS, kernel, types
 
@@ -49,6 +59,9 @@ def build(segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) ->
     )
     boxes = np.empty((4, int(node[-1])), np.float32)
     bound(begin, groups.dims, near, node, boxes)
+    shapes = shape(entry, begin, groups.settled, start, dim, lo, hi, columns.pool)
+    if (clients[:, :3] == clients[:, -3:]).all():
+        clients = np.ascontiguousarray(clients[:, :3])
     client_slots = np.zeros(_slots(count), np.int32)
     hashing.file_clients(clients, client_slots, seed)
     attributes = len(columns.names.begin) - 1
@@ -62,6 +75,9 @@ def build(segments: Sequence[Segment], rows: Sequence[Ints], seed: np.uint64) ->
         lo=lo,
         hi=hi,
         pool=columns.pool,
+        shape=shapes.of,
+        shapes=shapes.numbers,
+        planes=shapes.planes,
         entry=entry,
         group_begin=begin,
         group_dims=groups.dims,
@@ -165,7 +181,7 @@ def reorder(
         source = row[order[index]] if index < len(order) else index - len(order)
         if place[source] < 0:
             place[source] = used
-            for which in range(3):
+            for which in range(clients.shape[1]):
                 clients_out[used, which] = clients[source, which]
             for predicate in range(start[source], start[source + 1]):
                 dim_out[at] = dim[predicate]

@@ -25,7 +25,8 @@ class Columns:
         count = sum(len(some) for some in rows)
         predicates = sum(each[2] for each in used)
         pooled = sum(each[3] for each in used)
-        self.clients: Clients = np.empty((count, 3), np.uint32)
+        width = max((segment.clients.shape[1] for segment in segments), default=3)
+        self.clients: Clients = np.empty((count, width), np.uint32)
         self.start: Ints = np.zeros(count + 1, np.int32)
         self.dim: Ints = np.empty(predicates, np.int32)
         self.lo: Floats = np.empty(predicates)
@@ -35,6 +36,8 @@ class Columns:
         for segment, some, name, word in zip(segments, rows, names, words, strict=True):
             columns = (self.clients, self.start, self.dim, self.lo, self.hi, self.pool)
             at = append_rows(segment, some, name, word, row, at, *columns)
+            # Its owner's id, which is its own where the segment has no owners.
+            self.clients[row : row + len(some), -3:] = segment.clients[some, -3:]
             row += len(some)
 
 

@@ -59,7 +59,7 @@ class Segment(NamedTuple):
     """The columns; subscription ``s`` is row ``s`` of the first three."""
 
     clients: Clients
-    """The 12 bytes of the client's id, as three integers."""
+    """The 12 bytes of the client's id, as three integers; where any has another owner, three more of its owner's."""
     died: Wide
     """The version at which the subscription was withdrawn or replaced."""
     start: Ints
@@ -73,6 +73,11 @@ class Segment(NamedTuple):
     """The predicates."""
     pool: Wide
     """Programs."""
+
+    shape: Ints
+    shapes: Floats
+    planes: Ints
+    """The regions of subscriptions in the index's order (:mod:`headrace.matching.index.shapes`); empty without any."""
 
     entry: Ints
     """The subscription of each index entry, by group. A subscription with ``In`` as its key has several."""

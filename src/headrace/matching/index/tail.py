@@ -15,12 +15,16 @@ import numpy as np
 from headrace.matching.index import hashing
 from headrace.matching.index.hashing import WordTable
 from headrace.matching.index.segment import ALIVE, Floats, Ints, Segment, Wide
+from headrace.matching.index.shapes import NO_SHAPES
 from headrace.wire.sdk.fence import Fence, compile_fence
 from headrace.wire.sdk.predicate import Between, Equals, Inside, Predicate, compile_predicate
 from headrace.wire.sdk.region import box_of
 
 ROWS: Final = 1024
 """Subscriptions of a full tail: checking one takes some nanoseconds per message."""
+
+IDS: Final = 3
+"""Integers of an id."""
 
 A = TypeVar("A", Ints, Wide, Floats)
 
@@ -37,7 +41,7 @@ class Tail:
     """Up to ``rows`` subscriptions in the order in which they came."""
 
     def __init__(self, seed: np.uint64, rows: int = ROWS) -> None:
-        self._clients = np.empty((rows, 3), np.uint32)
+        self._clients = np.empty((rows, IDS), np.uint32)
         self.died = np.full(rows, ALIVE, np.int64)
         self._start = np.zeros(rows + 1, np.int32)
         self._dim = np.empty(2 * rows, np.int32)
@@ -63,8 +67,8 @@ class Tail:
         """Whether no further subscription fits."""
         return self.count == len(self._clients)
 
-    def append(self, client: bytes, predicates: Mapping[str, Predicate]) -> None:
-        """Append a subscription. There must be room."""
+    def append(self, client: bytes, predicates: Mapping[str, Predicate], owner: bytes | None = None) -> None:
+        """Append a subscription, of an owner if that is another. There must be room."""
         row = self.count
         at = int(self._start[row])
         # A region has three: its bounding box, by which it is indexed, and the exact check.
@@ -96,7 +100,10 @@ class Tail:
                     program = compile_predicate(predicate, attribute, self._words.code, self._names.code)
                 lo[at] = hi[at] = self._write(program)
             at += 1
-        self._clients[row] = np.frombuffer(client, np.uint32)
+        if owner is not None and self._clients.shape[1] == IDS:
+            self._clients = np.tile(self._clients, 2)
+        owned = self._clients.shape[1] > IDS
+        self._clients[row] = np.frombuffer(client + (owner or client) if owned else client, np.uint32)
         self._start[row + 1] = at
         self._rows[client] = row
         self.count = row + 1
@@ -126,6 +133,9 @@ class Tail:
             lo=self._lo[:end],
             hi=self._hi[:end],
             pool=self._pool,
+            shape=NO_SHAPES.of,
+            shapes=NO_SHAPES.numbers,
+            planes=NO_SHAPES.planes,
             entry=self._entry[:count],
             group_begin=np.array((0, count), np.int32),
             group_dims=np.full((1, 2), -1, np.int32),

@@ -35,13 +35,14 @@ from headrace.errors import MalformedError
 from headrace.message import MAX_SEQUENCE
 from headrace.wire.sdk.program import ATTRIBUTE, FENCE, HEAD, number_operands
 from headrace.wire.sdk.region import (
+    CIRCLE_NUMBERS,
     Region,
     box_of,
-    contains,
     numbers_of,
     parse_region,
     plain_region,
     region_of,
+    within,
 )
 from headrace.wire.typed_json import Json, decode_json
 
@@ -144,32 +145,29 @@ def decompile_fence(program: Sequence[int], name: Callable[[int], str]) -> Fence
 
 
 def crosses(
-    pool: npt.NDArray[np.int64],
-    program: int,
+    event: float,
+    numbers: npt.NDArray[np.float64],
+    at: int,
+    step: int,
+    count: int,
     x: float,
     y: float,
     previous_x: float,
     previous_y: float,
     previous: float,
 ) -> bool:
-    """Whether a sighting is the event of a program; its previous one is number ``previous``, or 0 for none.
+    """Whether a sighting is an event of a fence; its previous one is number ``previous``, or 0 for none.
 
-    What is no sighting has a ``previous`` of NaN.
+    ``after``, the box and the ``count`` numbers of the region are every ``step``-th of ``numbers`` from ``at`` on. What
+    is no sighting has a ``previous`` of NaN.
     """
-    if np.isnan(previous):
+    now = within(numbers, at + step, step, count, x, y)
+    if count > CIRCLE_NUMBERS and now != (event <= _STAYED):
+        # A circle is checked sooner than a branch that goes either way is taken.
         return False
-    at = program + 14
-    event = np.int64(pool[at + 1]).view(np.float64)
-    after = np.int64(pool[at + 3]).view(np.float64)
-    west, east = np.int64(pool[at + 5]).view(np.float64), np.int64(pool[at + 7]).view(np.float64)
-    south, north = np.int64(pool[at + 9]).view(np.float64), np.int64(pool[at + 11]).view(np.float64)
-    region, count = at + 12, pool[program + 3] - 11
-    now = west <= x <= east and south <= y <= north and contains(pool, region, count, x, y)
-    if now != (event <= _STAYED):
-        return False
-    counts = previous > after and west <= previous_x <= east and south <= previous_y <= north
-    was = counts and contains(pool, region, count, previous_x, previous_y)
-    return bool(was == (event != _ENTERED))
+    was = (previous > numbers[at]) & within(numbers, at + step, step, count, previous_x, previous_y)
+    seen = previous >= 0
+    return bool(seen & (now == (event <= _STAYED)) & (was == (event != _ENTERED)))
 
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])

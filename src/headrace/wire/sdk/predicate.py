@@ -25,7 +25,7 @@ of nesting, which fits an integer's bits, and leaves one:
 
 :func:`holds` runs a program on one value of an attribute. It is plain Python that numba compiles: the matcher's index
 calls it for the predicates it cannot settle by intervals, a filter for each row of a batch. ``INSIDE`` looks at two
-attributes, so they call :func:`headrace.wire.sdk.region.contains` for it. ``FENCE`` looks at two messages as well
+attributes, so they call :func:`headrace.wire.sdk.region.within` for it. ``FENCE`` looks at two messages as well
 (:mod:`headrace.wire.sdk.fence`), which only the matcher can do.
 """
 

@@ -118,26 +118,37 @@ def vertex_count(region: Region) -> int:
     return len(region.vertices) if isinstance(region, Polygon) else 0
 
 
-def contains(pool: npt.NDArray[np.int64], at: int, count: int, x: float, y: float) -> bool:
-    """Whether a region contains a point of its bounding box; its numbers are operands from ``pool[at]`` on."""
+def within(numbers: npt.NDArray[np.float64], at: int, step: int, count: int, x: float, y: float) -> bool:
+    """Whether a point is in a region: its box and its ``count`` numbers are every ``step``-th from ``at`` on."""
+    # Without a branch between them: which of them fails is as good as random.
+    boxed = (
+        (numbers[at] <= x)
+        & (x <= numbers[at + step])
+        & (numbers[at + 2 * step] <= y)
+        & (y <= numbers[at + 3 * step])
+    )
     if count == CIRCLE_NUMBERS:
-        across = x - np.int64(pool[at + 1]).view(np.float64)
-        up = y - np.int64(pool[at + 3]).view(np.float64)
-        radius = np.int64(pool[at + 5]).view(np.float64)
+        return bool(boxed & contains(numbers, at + 4 * step, step, count, x, y))
+    return bool(boxed) and contains(numbers, at + 4 * step, step, count, x, y)
+
+
+def contains(numbers: npt.NDArray[np.float64], at: int, step: int, count: int, x: float, y: float) -> bool:
+    """Whether a region contains a point of its box; its ``count`` numbers are every ``step``-th from ``at`` on."""
+    if count == CIRCLE_NUMBERS:
+        across, up, radius = x - numbers[at], y - numbers[at + step], numbers[at + 2 * step]
         return bool(across * across + up * up <= radius * radius)
     inside = False
-    before = at + 2 * count - 4
-    x1, y1 = np.int64(pool[before + 1]).view(np.float64), np.int64(pool[before + 3]).view(np.float64)
-    for vertex in range(at, at + 2 * count, 4):
-        x2, y2 = np.int64(pool[vertex + 1]).view(np.float64), np.int64(pool[vertex + 3]).view(np.float64)
+    end = at + count * step
+    x1, y1 = numbers[end - 2 * step], numbers[end - step]
+    for vertex in range(at, end, 2 * step):
+        x2, y2 = numbers[vertex], numbers[vertex + step]
         side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)
         if side == 0 and min(x1, x2) <= x <= max(x1, x2) and min(y1, y2) <= y <= max(y1, y2):
             return True
         # Of an edge's two ends the lower counts, so that a ray through a vertex meets it once.
-        if (y1 <= y) != (y2 <= y) and (side > 0) == (y2 > y1):
-            inside = not inside
+        inside ^= ((y1 <= y) != (y2 <= y)) & ((side > 0) == (y2 > y1))
         x1, y1 = x2, y2
-    return inside
+    return bool(inside)
 
 
 def _check(*numbers: float) -> None:

@@ -21,19 +21,11 @@ from tests.spark.jobs.match.dispatcher import Dispatcher
 
 from headrace.archive.folder import Folder
 from headrace.errors import LostRangeError
-from headrace.hub.routing.subscription_parts import (
-    serialize_fields,
-)
-from headrace.hub.routing.subscriptions import (
-    Subscriptions,
-    change,
-)
 from headrace.spark.hub_connections import close_links
 from headrace.spark.jobs.match.fleet_tasks import (
     BatchFacts,
     Fleet,
     batch_facts,
-    divide,
     match_and_push,
     match_range,
     push_blocks,
@@ -42,8 +34,7 @@ from headrace.spark.jobs.match.subscription_index import ENTRIES, forget_indexes
 from headrace.spark.jobs.match.tables import SubscriptionTables
 from headrace.spark.options import parse_source_options
 from headrace.spark.source.range_rows import LogRange
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, MatcherPush, seq_of
-from headrace.wire.sdk.predicate import Between
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, seq_of
 
 SHARES = 3
 Pushed = dict[int, list[int]]
@@ -206,28 +197,6 @@ def test_a_range_that_the_hub_does_not_have_is_lost(
     fleet_, span = fleet(hub, dispatcher, tables, patience="0")
     with pytest.raises(LostRangeError, match="the log now ends before them"):
         run(fleet_, span._replace(last=span.last + 5))
-
-
-def test_all_subscriptions_of_a_client_are_in_one_share() -> None:
-    """Else its connector would take the second push of a message for a repeat."""
-    subscriptions = Subscriptions()
-    named = {f"s{number}": [serialize_fields({name: Between(0, 1)}) for name in "xy"] for number in range(20)}
-    for number in range(50):
-        client = number.to_bytes(CLIENT_ID_BYTES)
-        subscriptions.apply(client.hex(), change(client, b"conn-001", named).run[0], 0, number + 1)
-    parts = [part for client, kept in subscriptions for part in kept.parts(client)]
-    push = MatcherPush(bytes(12), b"payload", b"".join(part + b"conn-001" for part in parts))
-    divided = dict(divide(push, 7, subscriptions))
-    owners = {
-        share: {
-            subscriptions.find_part(each.clients[at : at + CLIENT_ID_BYTES])[0]
-            for at in range(0, len(each.clients), ROUTE_BYTES)
-        }
-        for share, each in divided.items()
-    }
-    assert len(parts) == 50 * 40 == sum(len(each.clients) for each in divided.values()) // ROUTE_BYTES
-    assert sum(map(len, owners.values())) == len(set.union(*owners.values())) == 50
-    assert len(owners) == 7
 
 
 @pytest.mark.parametrize("changed", [False, True])

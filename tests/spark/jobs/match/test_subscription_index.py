@@ -95,7 +95,7 @@ def pushed(index: SubscriptionIndex, part: Part, cut: int = 1000) -> list[tuple[
     found = []
     changes = Changes(part.entries.slice(at, cut) for at in range(0, part.entries.num_rows, cut))
     for begin in range(0, part.messages.num_rows, cut):
-        for push in index.pushes(part.messages.slice(begin, cut), changes):
+        for _, push in index.pushes(part.messages.slice(begin, cut), changes, shares=3):
             for at in range(0, len(push.clients), ROUTE_BYTES):
                 route = push.clients[at : at + ROUTE_BYTES]
                 found.append(

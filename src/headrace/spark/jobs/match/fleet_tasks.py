@@ -17,15 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
-from zlib import crc32
 
 import msgspec
 import pyarrow as pa
 
 from headrace.errors import LostRangeError
-from headrace.hub.routing.subscriptions import (
-    Subscriptions,
-)
 from headrace.matching import FENCE_WINDOW
 from headrace.spark.jobs.job import spark_ddl
 from headrace.spark.jobs.match.dispatcher_connection import DispatcherDoor, RepeatablePush
@@ -33,7 +29,7 @@ from headrace.spark.jobs.match.subscription_index import keep_index, take_index
 from headrace.spark.options import SourceOptions
 from headrace.spark.runtime.python_workers import hide_from_collector
 from headrace.spark.source.range_rows import LogRange, read_range
-from headrace.wire.attribute.messages import CLIENT_ID_BYTES, ROUTE_BYTES, MatcherPush, seq_of, serialize
+from headrace.wire.attribute.messages import MatcherPush, seq_of, serialize
 from headrace.wire.attribute.push_parts import split
 
 if TYPE_CHECKING:
@@ -158,10 +154,9 @@ def match_range(fleet: Fleet, span: LogRange, shares: int) -> Iterator[pa.Record
         if seqs[0].as_py() != following or seqs[-1].as_py() != following + rows.num_rows - 1:
             raise LostRangeError(following, seqs[-1].as_py(), "the hub did not send all of it")
         read += rows.num_rows
-        for push in index.pushes(rows, changes):
-            for share, part in divide(push, shares, index.subscriptions):
-                if blocks[share].add(part):
-                    yield blocks[share].take()
+        for share, push in index.pushes(rows, changes, shares):
+            if blocks[share].add(push):
+                yield blocks[share].take()
     if span.first + read <= span.last:
         raise LostRangeError(span.first + read, span.last, "the hub did not send all of it")
     for block in blocks:
@@ -194,20 +189,6 @@ def push_blocks(fleet: Fleet, blocks: Iterable[pa.RecordBatch]) -> Iterator[pa.R
 def match_and_push(fleet: Fleet, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Match a micro-batch of one range, and push as it goes."""
     return push_blocks(fleet, match_ranges(fleet, 1, ranges))
-
-
-def divide(push: MatcherPush, shares: int, subscriptions: Subscriptions) -> Iterator[tuple[int, MatcherPush]]:
-    """Divide a push by the shares of its clients: all subscriptions of a client are in one share."""
-    if shares == 1:
-        yield 0, push
-        return
-    found: dict[int, list[bytes]] = {}
-    for at in range(0, len(push.clients), ROUTE_BYTES):
-        route = push.clients[at : at + ROUTE_BYTES]
-        client, _ = subscriptions.find_part(route[:CLIENT_ID_BYTES])
-        found.setdefault(crc32(client) % shares, []).append(route)
-    for share, routes in found.items():
-        yield share, MatcherPush(push.msg_id, push.payload, b"".join(routes))
 
 
 class _Block:

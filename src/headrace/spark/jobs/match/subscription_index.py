@@ -103,8 +103,10 @@ class SubscriptionIndex:
     def __len__(self) -> int:
         return len(self.subscriptions)
 
-    def pushes(self, rows: pa.RecordBatch, changes: Changes) -> Iterator[MatcherPush]:
-        """Match the next messages, which have no gap; yield the pushes to their clients.
+    def pushes(
+        self, rows: pa.RecordBatch, changes: Changes, shares: int
+    ) -> Iterator[tuple[int, MatcherPush]]:
+        """Match the next messages, which have no gap; yield the pushes to each share of their clients.
 
         ``changes`` go on from ``op``.
         """
@@ -112,20 +114,20 @@ class SubscriptionIndex:
         begin = 0
         for change in changes.before(last):
             end = max(change.seq - first + 1, 0)
-            yield from self._match(rows.slice(begin, end - begin))
+            yield from self._match(rows.slice(begin, end - begin), shares)
             self.subscriptions.apply(change.client, change.payload, change.seq, change.op)
             self.changed, begin = change.seq, end
-        yield from self._match(rows.slice(begin))
+        yield from self._match(rows.slice(begin), shares)
         self.place = max(self.place, last)
         if self._matching.matcher.rebuild_due:
             self._matching.matcher.rebuild()
 
-    def _match(self, rows: pa.RecordBatch) -> Iterator[MatcherPush]:
+    def _match(self, rows: pa.RecordBatch, shares: int) -> Iterator[tuple[int, MatcherPush]]:
         if not rows.num_rows or not len(self._matching):
             return
         for batch, matches in self._matching.pieces(Batch.over(rows)):
             self.found += len(matches.clients)
-            yield from self._matching.pushes(batch, matches, without=None)
+            yield from self._matching.shares(batch, matches, shares, without=None)
 
 
 _kept: dict[tuple[str, str], SubscriptionIndex] = {}
