@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec.structs import replace
 
 from headrace.errors import UsageError
 from headrace.protocols import NOT_A_MESSAGE as NOT_A_MESSAGE
@@ -267,8 +267,7 @@ class Run:
         return cls(bytes_of(array), offsets_of(array))
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, eq=False):
     """Numbered messages ``first, first + 1, …`` and what they share; or log entries, which have no numbers.
 
     Messages and entries never share a batch. Entries (origin ``log``) stand after a message: ``first`` and ``last`` are
@@ -294,12 +293,20 @@ class Batch:
     topic: str = ""
     columns: pa.RecordBatch | None = None
     op: int = 0
-    tied: bool | None = field(default=None, compare=False)
+    tied: bool | None = None
     """Whether its rows are committed together with the operation after them, so that no commit ends with them. ``None``
-    if that is not decided yet: then an append is one group."""
+    if that is not decided yet: then an append is one group. Equal batches may differ in this."""
 
     def __len__(self) -> int:
         return self.run.count
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Batch):
+            return NotImplemented
+        names = [name for name in self.__struct_fields__ if name != "tied"]
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def is_entries(self) -> bool:
@@ -343,7 +350,7 @@ class Batch:
         if columns is not None:
             kept = [name for name in columns.schema.names if name not in ("seq", "time", "node")]
             columns = columns.select(kept) if kept else None
-        # Spelled out: this runs once per batch, and dataclasses.replace() would cost more than the rest.
+        # Spelled out: this runs once per batch, and replace() would cost more than the rest.
         return Batch(
             self.run, first, time, self.origin, node, self.publisher, self.number, self.topic, columns, op
         )

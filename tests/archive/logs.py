@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from headrace.archive.appending import append, ledger_for
 from headrace.archive.ledger import Writer

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 from tests.archive.logs import BEGIN, STEP, archive, message_batches, rows_of, same, trim, write_log
 
 from headrace.archive import past as pasts

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.log import Log
 from headrace.message import NOT_A_MESSAGE, SCHEMA, Batch, Message, Run, map_column

@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 from tests.log.content import (
     SOAK,
     bookkeeping,

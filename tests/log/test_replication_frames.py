@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from random import Random
 from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.log.content import operations
 
 from headrace.errors import MalformedError

@@ -3,10 +3,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.log.content import append, append_entries, batch, columns, content_of, flat, seal_all
 
 from headrace.errors import ClosedError, FullError, StorageError, UsageError

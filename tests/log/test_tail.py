@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.log.content import batch, columns, entries, flat, messages_of, operations, place, submitted
 
 from headrace.errors import DamagedError

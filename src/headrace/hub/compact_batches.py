@@ -7,12 +7,12 @@ own origin, publisher, topic and time into the log. So rows are split where thes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from headrace.message import Batch
 

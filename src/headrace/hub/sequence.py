@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
+
+from msgspec.structs import replace
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError, UsageError
 from headrace.hub.counters import Counter, Counters

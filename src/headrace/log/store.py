@@ -22,6 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+from msgspec import structs
+
 from headrace.errors import StorageError, TrimmedError, UsageError
 from headrace.log import recovery
 from headrace.log.files import FailedSync, WriterLock, sync_directory, translating
@@ -192,7 +194,7 @@ class Log(MaintainedLog):
             if batch.op != op:
                 if batch.op:
                     raise UsageError(f"operation {batch.op} cannot follow operation {op - 1}")
-                batch = replace(batch, op=op)
+                batch = structs.replace(batch, op=op)
             expected = following - 1 if batch.is_entries else following
             if batch.first != expected or times[0] < time or not count:
                 what = f"{count} {'entries' if batch.is_entries else 'messages'} from {batch.first} at {times[0]}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 from uuid import UUID
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 from tests.hub.service_model import Model
 
 from headrace.errors import LimitError, UsageError

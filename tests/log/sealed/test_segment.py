@@ -14,6 +14,7 @@ import pyarrow.dataset
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.log.content import SOAK, batch, columns, entries, flat, operations
 
 from headrace.errors import DamagedError
@@ -53,7 +54,7 @@ def write(directory: Path, batches: list[Batch]) -> SealedSegment:
         op = first
         for each in batches:
             if each.is_entries:
-                beside.add(replace(each, op=op))
+                beside.add(structs.replace(each, op=op))
             op += len(each)
         ends = SegmentEnd(op - 1, batches[-1].last, batches[-1].last_time)
         return write_segment(path, header, rows, beside, ends, sync=False)

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from msgspec import structs
 from tests.net.cluster.test_node import until
 
 from headrace.cluster.durable_state import (
@@ -254,7 +255,9 @@ async def test_the_log_is_not_read_for_one_that_does_not_take_what_it_is_sent(
 async def test_what_is_cut_off_is_told_in_messages(
     log: Log, start: Begin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log.append([batch(1, b"one"), entries(2, 1, b"a", b"b"), replace(batch(2, b"two", b"three"), op=4)])
+    log.append(
+        [batch(1, b"one"), entries(2, 1, b"a", b"b"), structs.replace(batch(2, b"two", b"three"), op=4)]
+    )
     log.append([entries(6, 3, b"c")])
     node = start(20)
     node.hears(
@@ -283,7 +286,12 @@ async def test_a_log_of_another_history_is_told_by_the_message_after_which_it_pa
     log: Log, start: Begin
 ) -> None:
     log.append(
-        [entries(1, 0, b"a"), replace(batch(1, b"one"), op=2), entries(3, 1, b"b"), entries(4, 1, b"c")]
+        [
+            entries(1, 0, b"a"),
+            structs.replace(batch(1, b"one"), op=2),
+            entries(3, 1, b"b"),
+            entries(4, 1, b"c"),
+        ]
     )
     log.commit(4)
     node = start(20, commit=4)

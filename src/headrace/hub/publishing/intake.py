@@ -9,10 +9,12 @@ In a cluster, a node that is not primary asks the primary (:mod:`~headrace.hub.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from headrace.errors import (
     HeadraceError,

@@ -23,11 +23,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from headrace.errors import FullError, RefusedError, StorageError
 from headrace.hub.publishing.cover import Cover, cover_of

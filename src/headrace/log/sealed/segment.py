@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c

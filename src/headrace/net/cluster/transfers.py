@@ -20,10 +20,11 @@ A fetched snapshot has :data:`MAX_BYTES` at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from headrace.cluster.effects import Serve
 from headrace.cluster.tied_ops import Spans

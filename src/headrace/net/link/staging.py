@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from headrace.errors import HeadraceError
 from headrace.hub.access.accounts import Account, Resource
