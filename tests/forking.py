@@ -30,12 +30,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
-_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
 class Forked:
@@ -163,13 +164,13 @@ def forked(
             _parents[preload] = _Parent(preload)
         parent = _parents[preload]
     question: dict[str, Any] = {
-        "arguments": list(arguments),
+        "arguments": ["headrace", *arguments],
         "cwd": str(cwd),
         "environ": dict(environ),
         "files": [str(cwd / file) for file in (stdin, stdout, stderr)],
         "group": group,
         # A child inherits limits from its parent, which does not have those that a test sets for itself.
-        "limits": [(kind, resource.getrlimit(kind)) for kind in _LIMITS],
+        "limits": [(kind, resource.getrlimit(kind)) for kind in LIMITS],
     }
     return Forked(parent, parent.ask(question))
 
@@ -261,14 +262,38 @@ def _main() -> None:
             ]
             answer = os.fork()
             if answer == 0:
-                _become(question, files)
-                headrace.cli.main()
+                become(question, files)
+                run(headrace.cli.main)
             for file in files:
                 os.close(file)
         print(answer, flush=True)
 
 
-def _become(question: dict[str, Any], files: Sequence[int]) -> None:
+def run(main: Callable[[], object]) -> NoReturn:
+    """Run a program in this child, and exit as Python does, but for freeing each object.
+
+    That would write to every page which the child shares with its parent, and so copy it.
+    """
+    code: object = None
+    try:
+        main()
+    except SystemExit as exit_:
+        code = exit_.code
+    except BaseException:  # noqa: BLE001 -- as Python itself does
+        traceback.print_exc()
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(int(code or 0) & 0xFF)
+
+
+def become(question: dict[str, Any], files: Sequence[int]) -> None:
     """Turn this child into the process that was requested."""
     if question["group"]:
         os.setpgid(0, 0)
@@ -285,7 +310,7 @@ def _become(question: dict[str, Any], files: Sequence[int]) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- for the life of the process
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.argv = ["headrace", *question["arguments"]]
+    sys.argv = list(question["arguments"])
 
 
 if __name__ == "__main__":
