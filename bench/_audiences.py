@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from math import cos, pi, sin
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 import bench
 from bench.matching import DOMAIN, MESSAGES, REPEATS, SCANNED, WIDTH, Load, _batch, _name, _ranges

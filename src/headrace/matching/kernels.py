@@ -224,7 +224,8 @@ def _search_groups(
                 if good_words[0] | good_words[1]:
                     for child in range(LEAF):
                         stack[waiting] = ((node * LEAF + child) << 12) | (message << 4) | level
-                        waiting += good[child]
+                        # In plain Python the sum would be of eight bits.
+                        waiting += np.int64(good[child])
                 continue
             stop = min(begin + node * leaf + leaf, end)
             for block in range(begin + node * leaf, stop, LEAF):
@@ -252,7 +253,7 @@ def _search_groups(
                 passing = 0
                 for index in range(min(LEAF, stop - block)):
                     passed[passing] = block + index
-                    passing += good[index]
+                    passing += np.int64(good[index])
                 if dims < 2 and group_second[group]:
                     kept = 0
                     for index in range(passing):
