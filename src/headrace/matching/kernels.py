@@ -191,16 +191,16 @@ def _search_groups(
                 top += 1
             # They are the children of a root without a box.
             top += 1
-        waiting = 0
+        waiting = np.int64(0)  # In plain Python, an int and a flag would make eight bits.
         while visit < count and visits[visit, 1] == group and waiting < CHUNK:
             stack[waiting] = (np.int64(visits[visit, 0]) << 4) | top
             waiting += 1
             visit += 1
-        looked_at = some = 0
+        looked_at, some = 0, np.int64(0)
         while looked_at < some or waiting > 0:
             if looked_at == some:
                 # So that the next node is known before the last one has come from memory.
-                some = min(waiting, TOGETHER)
+                some = min(waiting, np.int64(TOGETHER))
                 waiting -= some
                 looked_at = 0
                 for each in range(some):
@@ -224,8 +224,7 @@ def _search_groups(
                 if good_words[0] | good_words[1]:
                     for child in range(LEAF):
                         stack[waiting] = ((node * LEAF + child) << 12) | (message << 4) | level
-                        # In plain Python the sum would be of eight bits.
-                        waiting += np.int64(good[child])
+                        waiting += good[child]
                 continue
             stop = min(begin + node * leaf + leaf, end)
             for block in range(begin + node * leaf, stop, LEAF):
@@ -253,7 +252,7 @@ def _search_groups(
                 passing = 0
                 for index in range(min(LEAF, stop - block)):
                     passed[passing] = block + index
-                    passing += np.int64(good[index])
+                    passing += good[index]
                 if dims < 2 and group_second[group]:
                     kept = 0
                     for index in range(passing):
