@@ -1,6 +1,6 @@
 """Take the docs' pictures of the dashboard and of the demo's terminal: ``python tools/screenshots.py [SECONDS]``.
 
-It runs the demo with Spark, for 160 seconds unless told otherwise, and after two thirds of it has a browser
+It runs the demo with Spark, for 240 seconds unless told otherwise, and after a third of it has a browser
 (Chromium) open each page of the dashboard, light and dark, in a window and as on a telephone. What is seen is therefore
 what a user would see: real traffic, real results. The page Cluster is that of the example's three nodes, and one sheet
 shows the pages of a hub to which nothing has happened yet. The pictures are written to ``docs/img``; look at them
@@ -202,7 +202,7 @@ def main(seconds: float) -> None:
 
         def look() -> None:
             nonlocal shown
-            if play.elapsed >= seconds * 2 / 3 and play.results.fleet and not shown:
+            if play.elapsed >= seconds / 3 and play.results.fleet and not shown:
                 out = Console(record=True, file=io.StringIO(), force_terminal=True, width=TERMINAL[0])
                 out.print(draw(play, *TERMINAL))
                 shown = out.export_svg(title="headrace demo")
@@ -220,4 +220,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 160.0)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 240.0)
