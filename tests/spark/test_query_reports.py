@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.spark.hubs import Hub, until
 
 from headrace.spark.hub_connections import close_links
 from headrace.spark.options import HubOptions
-from headrace.spark.query_reports import MAX_QUERIES, QueryReports
+from headrace.spark.query_reports import MAX_QUERIES, QueryReports, watch
 
 
 @pytest.fixture
@@ -48,6 +49,30 @@ def test_a_query_is_shown_with_its_lag_even_while_it_tells_nothing(hub: Hub, rep
         "state": "running", "batch": 3, "time": "now", "rows": 10, "rows_per_second": 5.0, "batch_seconds": 0.25,
         "seq": 15, "behind": 0,
     }  # fmt: skip
+
+
+def test_queries_that_ran_before_are_shown_by_their_names(hub: Hub) -> None:
+    """One that had nothing to do was not shown, and one that had was shown by its id."""
+    heard: list[QueryReports] = []
+
+    def listen(reports: QueryReports) -> None:
+        heard.append(reports)
+        reports.onQueryTerminated(SimpleNamespace(id="q1", exception=None))
+
+    running = [SimpleNamespace(id="q0", name="idle"), SimpleNamespace(id="q1", name=None)]
+    spark: Any = SimpleNamespace(
+        streams=SimpleNamespace(addListener=listen, active=running),
+        sparkContext=SimpleNamespace(master="local[2]"),
+    )
+    reports = watch(spark, servers=hub.servers)
+    try:
+        assert heard == [reports]
+        reports.onQueryProgress(progress("q0", None))
+        states = {name: facts["state"] for name, facts in reports.facts()["jobs"].items()}  # type: ignore[attr-defined]
+        assert states == {"idle": "running", "q1": "stopped"}
+    finally:
+        reports.stop()
+        close_links()
 
 
 def test_a_failure_is_told_in_a_sentence(

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +27,7 @@ from headrace.spark.supervised_job import figures_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger("headrace")
 
@@ -52,6 +53,12 @@ class QueryReports(StreamingQueryListener):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report, name="headrace-report", daemon=True)
         self._thread.start()
+
+    def note_running(self, queries: Iterable[StreamingQuery]) -> None:
+        """Note queries that began before this listened: what it has heard of since is newer."""
+        for query in queries:
+            if str(query.id) not in self._queries:
+                self.onQueryStarted(query)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
         """Note a query that begins."""
@@ -142,4 +149,5 @@ def watch(spark: SparkSession, **options: str) -> QueryReports:
     master = None if is_connect(spark) else spark.sparkContext.master
     reports = QueryReports(parse_sink_options(options).access, master)
     spark.streams.addListener(reports)
+    reports.note_running(spark.streams.active)
     return reports

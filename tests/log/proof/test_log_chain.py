@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from tests.log.content import append, append_entries, batch, entries, seal_all, 
 from headrace.log import Log
 from headrace.log.damage import repair
 from headrace.log.proof import chain as module
+from headrace.log.proof import log_chain, resumable_sha256
 from headrace.log.proof.chain import Chain
 from headrace.log.proof.log_chain import FILE
 from headrace.log.snapshots.snapshot import FrozenState, parse
@@ -59,8 +62,46 @@ def test_the_same_chain_for_any_segments_and_restarts(
     for seq in [*range(log.head, -1, -2), *range(log.head + 1)]:
         told = Chain(log.uuid).extended((each.to_arrow() for each in log.scan(1, seq)), seq)
         assert log.chain.at(seq) == told
-        assert log.chain.told(seq) == told
+        assert log.chain.fingerprint(seq) == log.chain.fingerprint_at_hand(seq) == told.fingerprint
     log.close()
+
+
+def test_a_reader_that_goes_on_costs_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compress(*_: object) -> None:
+        raise AssertionError("what is not saved is digested by hashlib, which is hundreds of times as fast")
+
+    log = Log.open(tmp_path, fsync="never")
+    read: list[tuple[int, int]] = []
+    found: dict[int, str | None] = {}
+    with monkeypatch.context() as patched:
+        patched.setattr(resumable_sha256, "_compress", compress)
+        patched.setattr(resumable_sha256, "compress", compress)
+        patched.setattr(log_chain, "_rows", _noted(log_chain._rows, read))
+        for _ in range(7):
+            fill(log, 1)
+            found[log.head] = log.chain.fingerprint(log.head)
+            assert all(log.chain.fingerprint(seq) == before for seq, before in found.items())
+    assert read == [(last - 2, last) for last in range(3, 22, 3)]
+    seal_all(log)
+    log.close()
+    log = Log.open(tmp_path, fsync="never")
+    # A reader that has been away begins with the digests of whole blocks.
+    monkeypatch.setattr(log_chain, "_rows", _noted(log_chain._rows, read))
+    read.clear()
+    assert log.chain.fingerprint(21) == found[21]
+    assert read == [(17, 21)]
+    assert found == {seq: log.chain.at(seq).fingerprint for seq in found}
+    log.close()
+
+
+def _noted(
+    rows: Callable[[Log, int, int], Iterator[pa.RecordBatch]], read: list[tuple[int, int]]
+) -> Callable[[Log, int, int], Iterator[pa.RecordBatch]]:
+    def noted(log: Log, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        read.append((first, last))
+        return rows(log, first, last)
+
+    return noted
 
 
 def test_digests_of_removed_messages_stay(tmp_path: Path) -> None:
@@ -82,6 +123,7 @@ def test_digests_of_removed_messages_stay(tmp_path: Path) -> None:
     # The open block goes on, though nobody has its beginning any more.
     assert log.chain.at(log.head).open_digest != whole.open_digest
     assert log.chain.at(log.head).value == whole.value
+    assert log.chain.fingerprint(log.head) == log.chain.at(log.head).fingerprint is not None
     log.close()
 
 

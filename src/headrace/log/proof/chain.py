@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 from uuid import UUID
@@ -92,7 +92,7 @@ class Chain:
     @property
     def value(self) -> bytes | None:
         """The chain over all full blocks; ``None`` if those before ``base`` are not known."""
-        return chained(self.uuid, self.digests) if self.base == 0 else None
+        return chained(chain_start(self.uuid), self.digests) if self.base == 0 else None
 
     @property
     def open_digest(self) -> bytes | None:
@@ -105,7 +105,7 @@ class Chain:
         value, rest = self.value, self.open_digest
         if value is None or rest is None:
             return None
-        return hashlib.sha256(value + rest).hexdigest()[:FINGERPRINT]
+        return fingerprint_of(value, rest)
 
     def digest(self, block: int) -> bytes | None:
         """The digest of a full block, if it is known."""
@@ -198,14 +198,11 @@ class ChainExtension:
         )
 
     def _add(self, data: memoryview, edges: Offsets) -> None:
-        at, count = 0, len(edges) - 1
-        while at < count:
-            end = min(at + BLOCK - self._through % BLOCK, count)
+        for piece, count, is_full in block_pieces(self._through, data, edges):
             if self._state is not None:
-                self._state.update(data[edges[at] : edges[end]])
-            self._through += end - at
-            at = end
-            if self._through % BLOCK == 0:
+                self._state.update(piece)
+            self._through += count
+            if is_full:
                 if self._state is not None:
                     self._digests.append(self._state.digest())
                 self._state = self._hash()
@@ -218,9 +215,30 @@ class ChainExtension:
         return Sha256(state)
 
 
-def chained(uuid: UUID, digests: bytes) -> bytes:
-    """The chain over the digests of all blocks from the first on."""
-    value = hashlib.sha256(_GENESIS + uuid.bytes).digest()
+def block_pieces(through: int, data: memoryview, edges: Offsets) -> Iterator[tuple[memoryview, int, bool]]:
+    """Cut canonical bytes of messages after ``through`` where blocks end.
+
+    Yields the bytes of each piece, its number of messages, and whether its block is full then.
+    """
+    at, count = 0, len(edges) - 1
+    while at < count:
+        end = min(at + BLOCK - (through + at) % BLOCK, count)
+        yield data[edges[at] : edges[end]], end - at, (through + end) % BLOCK == 0
+        at = end
+
+
+def fingerprint_of(value: bytes, open_digest: bytes) -> str:
+    """Make the fingerprint of a chain over full blocks and the digest of the open one."""
+    return hashlib.sha256(value + open_digest).hexdigest()[:FINGERPRINT]
+
+
+def chain_start(uuid: UUID) -> bytes:
+    """The chain of a log before its first block."""
+    return hashlib.sha256(_GENESIS + uuid.bytes).digest()
+
+
+def chained(value: bytes, digests: bytes) -> bytes:
+    """The chain ``value`` with more blocks, by their digests."""
     for at in range(0, len(digests), DIGEST_BYTES):
         value = hashlib.sha256(value + digests[at : at + DIGEST_BYTES]).digest()
     return value

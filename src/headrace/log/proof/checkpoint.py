@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 
 from headrace.errors import ForgedError, UsageError
-from headrace.log.proof.chain import DIGEST_BYTES, Chain, blocks_in, chained, end_of
+from headrace.log.proof.chain import DIGEST_BYTES, Chain, blocks_in, chain_start, chained, end_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -87,7 +87,7 @@ class Checkpoint:
             raise ForgedError(name, "its signature does not match its content")
         if file.blocks != blocks_in(file.head) or len(digests) != file.blocks * DIGEST_BYTES:
             raise ForgedError(name, "its digests do not match its number of blocks")
-        if chained(uuid, digests) != chain:
+        if chained(chain_start(uuid), digests) != chain:
             raise ForgedError(name, "its chain does not match its digests")
         return cls(uuid, file.head, file.time, digests, open_digest, key)
 

@@ -13,17 +13,30 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
 from headrace.errors import DamagedError, TrimmedError
 from headrace.log.files import translating, write_whole
-from headrace.log.proof.chain import Chain, ChainExtension, block_of, block_range
+from headrace.log.proof.chain import (
+    DIGEST_BYTES,
+    Chain,
+    ChainExtension,
+    block_of,
+    block_range,
+    blocks_in,
+    chain_start,
+    chained,
+    end_of,
+)
+from headrace.log.proof.fingerprint import History
 from headrace.message import merge
 
 if TYPE_CHECKING:
     from headrace.log.store import Log
+
+T = TypeVar("T")
 
 FILE: Final = "chain"
 SECTION: Final = "chain"
@@ -32,7 +45,7 @@ SECTION: Final = "chain"
 _READ_BYTES: Final = 4 << 20
 
 _ASKED: Final = 32
-"""Requested chains kept in memory."""
+"""Requested chains, and histories, kept in memory."""
 
 _STEP: Final = 1 << 20
 """Messages by which a lagging chain is extended at a time: about a second's work."""
@@ -56,6 +69,8 @@ class LogChain:
         self._kept: Chain | None = None
         self._asked: dict[int, Chain] = {}
         """The chains requested last, the newest last; a later one is computed from the nearest before it."""
+        self._histories: dict[int, History] = {}
+        """The same of the histories whose fingerprints were requested."""
         self._lock = threading.Lock()
 
     def load(self, *, sync: bool) -> None:
@@ -78,7 +93,7 @@ class LogChain:
             kept = self._read() if self._kept is None else self._kept
             fitting = self._fitting(kept)
             if fitting is not self._kept:
-                self._kept, self._asked = fitting, {}
+                self._kept, self._asked, self._histories = fitting, {}, {}
             return fitting
 
     def extension(self, first: int, last: int) -> ChainExtension | None:
@@ -120,14 +135,36 @@ class LogChain:
         chain = self._extended(chain, seq)
         with self._lock:
             if asked is self._asked:
-                asked[seq] = chain
-                while len(asked) > _ASKED:
-                    del asked[next(iter(asked))]
+                _keep(asked, seq, chain)
         return chain
 
-    def told(self, seq: int) -> Chain | None:
-        """The chain up to a message, if it is at hand."""
-        return self._asked.get(seq)
+    def fingerprint(self, seq: int) -> str | None:
+        """The fingerprint of all messages up to a committed one; ``None`` if not all of them are known."""
+        kept, histories = self.kept, self._histories
+        if (found := histories.get(seq)) is not None:
+            return found.fingerprint
+        if kept.base:
+            return None
+        blocks = min(kept.blocks, blocks_in(seq))
+        nearest = histories.get(max((at for at in tuple(histories) if at < seq), default=-1))
+        if nearest is None or nearest.through < end_of(blocks):
+            if end_of(blocks) + 1 < self._log.first_here:
+                # The open block's beginning is gone; its digest is kept in a form that takes longer to go on from.
+                return self.at(seq).fingerprint
+            known = 0 if nearest is None else blocks_in(nearest.through)
+            value = chain_start(kept.uuid) if nearest is None else nearest.value
+            more = kept.digests[known * DIGEST_BYTES : blocks * DIGEST_BYTES]
+            nearest = History.of_blocks(chained(value, more), end_of(blocks))
+        made = nearest.extended(_rows(self._log, nearest.through + 1, seq))
+        with self._lock:
+            if histories is self._histories:
+                _keep(histories, seq, made)
+        return made.fingerprint
+
+    def fingerprint_at_hand(self, seq: int) -> str | None:
+        """The fingerprint of all messages up to one, if it need not be computed."""
+        found = self._histories.get(seq)
+        return None if found is None else found.fingerprint
 
     def _extended(self, chain: Chain, last: int) -> Chain:
         return chain.extended(_rows(self._log, chain.through + 1, last), last)
@@ -159,6 +196,13 @@ class LogChain:
         if first < self._log.first:
             raise TrimmedError(first, seq, self._log.first)
         return chain.cut_back(block)
+
+
+def _keep(kept: dict[int, T], seq: int, made: T) -> None:
+    """Keep what was computed up to a message, and forget what was kept first."""
+    kept[seq] = made
+    while len(kept) > _ASKED:
+        del kept[next(iter(kept))]
 
 
 def _rows(log: Log, first: int, last: int) -> Iterator[pa.RecordBatch]:

@@ -97,7 +97,7 @@ class LinkReading:
         # A digest confirms a guess at what a message says.
         if not request.history or not connection.principal.reads_everything:
             tell([None] * len(request.history))
-        elif all(seq > log.head or log.chain.told(seq) is not None for seq in request.history):
+        elif all(seq > log.head or log.chain.fingerprint_at_hand(seq) is not None for seq in request.history):
             tell(self._fingerprints(request.history))
         else:
             self._background.answer(connection, request.id, tell, self._fingerprints, request.history)
@@ -107,7 +107,7 @@ class LinkReading:
         found: list[str | None] = []
         for seq in history:
             with suppress(TrimmedError):
-                found.append(self._log.chain.at(seq).fingerprint if seq <= self._log.head else None)
+                found.append(self._log.chain.fingerprint(seq) if seq <= self._log.head else None)
                 continue
             found.append(None)
         return found

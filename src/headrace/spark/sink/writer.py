@@ -47,7 +47,8 @@ _TOO_LARGE: Final = re.compile("staged_bytes")
 _OTHER: Final = (
     "Go on with the checkpoint that wrote last, or begin a new one (another checkpointLocation, another txnAppId), "
     "from the offset on that is not written yet. A batch that is run again must have the same rows: one with rand(), "
-    "uuid() or the like has others each time"
+    "uuid() or the like has others each time. And each of several writes in one foreachBatch function needs a txnAppId "
+    "of its own"
 )
 """What to do if a batch is in the log with other rows."""
 
