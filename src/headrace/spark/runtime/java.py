@@ -105,7 +105,7 @@ def bundled_home(environ: Mapping[str, str] = os.environ) -> Path:
     wrapper = _wrapper(runtime)
     name = f"java-{sha256(wrapper.encode()).hexdigest()[:16]}"
     try:
-        return _made(_cache(environ) / "headrace", name, runtime, wrapper)
+        return _made(user_cache(environ) / "headrace", name, runtime, wrapper)
     except OSError:
         # The cache is not writable, as in many containers: use a directory for the life of this process.
         directory = Path(tempfile.mkdtemp(prefix="headrace-"))
@@ -113,7 +113,8 @@ def bundled_home(environ: Mapping[str, str] = os.environ) -> Path:
         return _made(directory, name, runtime, wrapper)
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Return the directory for what can be made again."""
     named = environ.get("XDG_CACHE_HOME", "")
     # The XDG rule: a relative path is to be ignored.
     if os.path.isabs(named):  # noqa: PTH117

@@ -6,7 +6,8 @@ after the first task stay, so they are hidden from the collector; and again afte
 more after our part of the first (pandas, when it packs a task's result).
 
 This module is also Spark's daemon of Python workers, by the setting ``spark.python.daemon.module``
-(:data:`~headrace.spark.runtime.session.QUICK`): a worker that Spark dismisses ends without printing a trace.
+(:data:`~headrace.spark.runtime.session.QUICK`): a worker that Spark dismisses ends without printing a trace. Executors
+import the installed PySpark, for the reason that :mod:`~headrace.spark.runtime.python_command` gives.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import gc
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final, TypeAlias
 
 Work: TypeAlias = Callable[[socket.socket, bool], int]
 """A worker's main function: does the tasks that come over a socket until it is closed; returns the exit code."""
+
+_ARCHIVE: Final = "/pyspark/python/lib/pyspark.zip"
+"""Where the pip package of PySpark has its archive, from the directory that has the package."""
 
 _TASKS: Final = 2
 """Tasks of each kind after which nothing new stays."""
@@ -61,8 +65,20 @@ def end_quietly(main: ModuleType) -> None:
         main.worker = quiet(main.worker)  # type: ignore[attr-defined]
 
 
+def without_archive(path: Sequence[str]) -> list[str]:
+    """Return a path of modules without the archive of a PySpark that is installed on it, too.
+
+    >>> without_archive(["/a/pyspark/python/lib/pyspark.zip", "/b", "/a"])
+    ['/b', '/a']
+    >>> without_archive(["/opt/spark/python/lib/pyspark.zip", "/a"])
+    ['/opt/spark/python/lib/pyspark.zip', '/a']
+    """
+    return [each for each in path if not each.endswith(_ARCHIVE) or each.removesuffix(_ARCHIVE) not in path]
+
+
 if __name__ == "__main__":
     # Started as the daemon that the setting ``spark.python.daemon.module`` names.
+    sys.path[:] = without_archive(sys.path)
     from pyspark import daemon
 
     end_quietly(daemon)

@@ -23,6 +23,7 @@ from headrace.errors import UsageError
 from headrace.platforms import usable_cores
 from headrace.spark.options import as_text
 from headrace.spark.runtime.java import java_home
+from headrace.spark.runtime.python_command import python_command
 from headrace.spark.source.planner_strategies import read_in_columns
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def _surroundings(master: str, *, running: bool) -> dict[str, str]:
     added = {}
     if is_here(master):
         # Executors are on this machine, and use our interpreter.
-        added = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        added = {"PYSPARK_PYTHON": python_command(), "SPARK_LOCAL_IP": "127.0.0.1"}
     added = {name: value for name, value in added.items() if name not in os.environ}
     if not running:
         added["JAVA_HOME"] = str(java_home())
