@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import DOORS, Address, PeerAddress, Secret, Settings, load, reference
-from headrace.config.sections import host_name
+from headrace.config.declaring import host_name
 from headrace.config.sources import variable_of
 from headrace.config.value_types import show_size
 from headrace.config.value_types import size as size_kind

@@ -349,6 +349,15 @@ class UnavailableError(StorageError):
     """
 
 
+def system_reason(error: OSError) -> str:
+    """Say in a few words why the system refused, for the end of a sentence.
+
+    >>> system_reason(FileNotFoundError(2, "No such file or directory"))
+    'no such file or directory'
+    """
+    return (error.strerror or str(error)).lower()
+
+
 def shorten(value: object) -> str:
     """Shorten a value for an error message; never fails."""
     if isinstance(value, bytes | bytearray | memoryview):

@@ -71,6 +71,15 @@ def sync_data(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Put a file, or the names in a directory, on the disk, so that they survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def reserve_bytes(descriptor: int, size: int) -> None:
     """Reserve disk space for the first ``size`` bytes of a file that is open for writing."""
     if hasattr(os, "posix_fallocate"):

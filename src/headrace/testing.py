@@ -27,7 +27,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
 from headrace import web
@@ -95,9 +94,7 @@ class Hub:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

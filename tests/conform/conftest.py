@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.hubprocess import HubProcess
 
-from headrace.conform.target import Place, Target
+from headrace.config import Address
+from headrace.conform.target import Target
 
 DOOR = {"tube": "tube_tcp", "tube over WebSocket": "tube_ws"}
 
@@ -25,14 +26,14 @@ def target_of(hub: HubProcess) -> TargetOf:
     """Where a door of the hub is; a middleman may stand before it."""
 
     def target(door: str, *, port: int | None = None, patience: float = 60.0) -> Target:
-        place = Place(*hub.address(door))
+        place = Address(*hub.address(door))
         return Target(
-            place if port is None else Place(place.host, port),
+            place if port is None else Address(place.host, port),
             # Long enough for a matcher that has to be compiled first.
             patience,
             door if door in ("publisher", "dispatcher", "router", "status") else "",
-            Place(*hub.address("sdk")),
-            Place(*hub.address("publisher")),
+            Address(*hub.address("sdk")),
+            Address(*hub.address("publisher")),
             door == "tube_ws",
         )
 

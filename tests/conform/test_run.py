@@ -21,8 +21,9 @@ from tests.conform.middleman import (
 from tests.hubprocess import HubProcess
 from tests.ports import lasting_port
 
+from headrace.config import Address
 from headrace.conform import Case, Outcome, Result, Target, cases_of, run_cases
-from headrace.conform.target import Place
+from headrace.conform.target import parse_address
 from headrace.errors import UnreachableError, UsageError
 
 DOORS = {
@@ -168,7 +169,7 @@ def test_what_a_case_is_about_makes_it_fail(
 
 @pytest.mark.parametrize("protocol", sorted(set(DOORS.values())))
 def test_nobody_is_there(protocol: str) -> None:
-    target = Target(Place("127.0.0.1", lasting_port()), SHORT, door="publisher")
+    target = Target(Address("127.0.0.1", lasting_port()), SHORT, door="publisher")
     with pytest.raises(UnreachableError, match="refused"):
         next(run_cases(cases_of(protocol), target))
 
@@ -188,7 +189,7 @@ def test_a_server_without_tcp_is_tried_by_datagrams(target_of: TargetOf) -> None
 
         thread = threading.Thread(target=answer)
         thread.start()
-        results = list(run_cases(answered, Target(Place("127.0.0.1", port), 10)))
+        results = list(run_cases(answered, Target(Address("127.0.0.1", port), 10)))
         thread.join(10)
     assert [result.outcome for result in results] == [Outcome.PASSED, Outcome.NOT_RUN]
     assert "nothing listens on TCP" in results[1].came
@@ -200,7 +201,7 @@ def test_a_run_ends_in_time(target_of: TargetOf) -> None:
 
 
 def test_what_a_server_needs_and_does_not_have(hub: HubProcess) -> None:
-    alone = Target(Place(*hub.address("sdk")))
+    alone = Target(Address(*hub.address("sdk")))
     (result,) = run_cases(cases_of("sdk", ["push"]), alone)
     assert (result.outcome, result.came) == (
         Outcome.NOT_RUN,
@@ -213,12 +214,12 @@ def test_what_a_server_needs_and_does_not_have(hub: HubProcess) -> None:
 )
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(UsageError, match="expected HOST:PORT"):
-        Place.parse(text)
+        parse_address(text)
 
 
 def test_places() -> None:
-    assert str(Place.parse("[::1]:80")) == "[::1]:80"
-    assert str(Place.parse("hub.example:80")) == "hub.example:80"
+    assert str(parse_address("[::1]:80")) == "[::1]:80"
+    assert str(parse_address("hub.example:80")) == "hub.example:80"
 
 
 def test_there_is_no_such_case() -> None:

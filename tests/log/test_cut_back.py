@@ -138,7 +138,7 @@ def test_a_crash_at_any_step_leaves_no_less_and_no_hole(
             patch.setattr(os, "pread", fail(os.pread))
             patch.setattr(Path, "unlink", fail(Path.unlink))
             patch.setattr(Path, "rename", fail(Path.rename))
-            patch.setattr(tail_writer, "sync_directory", fail(tail_writer.sync_directory))
+            patch.setattr(tail_writer, "sync_path", fail(tail_writer.sync_path))
             try:
                 log.cut_back(last)
             except PowerFailureError:
@@ -173,7 +173,7 @@ def test_after_a_failure_at_any_step_the_log_is_what_is_on_the_disk(
             patch.setattr(os, "ftruncate", fail(os.ftruncate))
             patch.setattr(os, "fsync", fail(os.fsync))
             patch.setattr(Path, "rename", fail(Path.rename))
-            patch.setattr(tail_writer, "sync_directory", fail(tail_writer.sync_directory))
+            patch.setattr(tail_writer, "sync_path", fail(tail_writer.sync_path))
             try:
                 log.cut_back(last)
             except StorageError:

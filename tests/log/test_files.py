@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import FullError, StorageError
-from headrace.log.files import Descriptor, making, sync_directory, translated, translating, write_whole
+from headrace.log.files import Descriptor, making, translated, translating, write_whole
+from headrace.platforms import sync_path
 
 
 class TestDescriptor:
@@ -39,7 +40,7 @@ class TestWriteWhole:
         path = tmp_path / "file"
         path.write_bytes(b"old")
         write_whole(path, b"new", sync=sync)
-        sync_directory(tmp_path)
+        sync_path(tmp_path)
         assert path.read_bytes() == b"new"
         assert list(tmp_path.iterdir()) == [path]
 

@@ -1,4 +1,4 @@
-"""Append to an archive from one process, without Spark: what a backup does, and what is too little for a cluster."""
+"""Append to an archive from one process, without Spark: for backups, and for amounts too small for a cluster."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def ledger_for(place: str, log: str, kind: str = "delta") -> Ledger:
 
 
 def check_history(ledger: Ledger, rows: Iterable[pa.RecordBatch]) -> None:
-    """Raise if the archive's last message is not the log's, which is in ``rows``, if anywhere: by their times.
+    """Raise if the archive's last message and the log's, which ``rows`` has if anything, have different times.
 
-    So it is if the hub lost that message with the power, or if two hubs go on with one log after a restore.
+    That happens if the hub lost the message in a power cut, or if two hubs continue one log after a restore.
     """
     for each in rows:
         ours, last = int(times(each)[0]), max(ledger.files(), key=lambda file: file.last)

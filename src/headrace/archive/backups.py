@@ -18,10 +18,11 @@ from headrace.archive.reader import ArchiveReader
 from headrace.archive.table import ArchiveTable, open_table
 from headrace.errors import ArchiveError, UsageError
 from headrace.log import Log
-from headrace.log.files import sync_directory, translating
+from headrace.log.files import translating
 from headrace.log.snapshots.snapshot import KEPT, Snapshot, parse
 from headrace.log.snapshots.start_after import install
 from headrace.message import Batch
+from headrace.platforms import sync_path
 
 FOLDER: Final = "_backup"
 """The folder in an archive that its snapshots are in; readers of tables pass over such names."""
@@ -40,7 +41,7 @@ class Restored(NamedTuple):
 
 
 def save_snapshot(place: str, data: bytes) -> Snapshot:
-    """Save a hub's state in its archive, which must reach as far; of older ones the newest stay."""
+    """Save a hub's state in its archive, which must reach as far; only the newest snapshots are kept."""
     snapshot, table = parse(data, "the hub's snapshot"), open_table(place)
     _check_covered(place, table, snapshot)
     folder = table.folder.sub(FOLDER)
@@ -78,9 +79,9 @@ def restore(place: str, directory: Path) -> Restored:
     with translating(unfinished):
         shutil.rmtree(unfinished, ignore_errors=True)
         restored = _restore(place, table, reader, snapshot, time, unfinished)
-        sync_directory(unfinished)
+        sync_path(unfinished)
         unfinished.rename(directory)
-        sync_directory(directory.parent)
+        sync_path(directory.parent)
     return restored
 
 

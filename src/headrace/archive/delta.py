@@ -11,26 +11,25 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from headrace.archive.folder import Folder
+from headrace.archive.folder import Folder, storage_errors
 from headrace.archive.ledger import (
     DATA,
     UNKNOWN,
     Writer,
     check_log,
     commit_facts,
-    in_one_line,
     library_errors,
     writer_in,
 )
 from headrace.archive.parquet_file import ArchiveFile, read_facts
-from headrace.errors import StorageError, UsageError
+from headrace.errors import UsageError
 from headrace.message import SCHEMA
 
 if TYPE_CHECKING:
@@ -216,11 +215,7 @@ def _storage_options(folder: Folder) -> dict[str, str]:
     return options
 
 
-@contextmanager
-def _opening(place: str) -> Iterator[None]:
+def _opening(place: str) -> AbstractContextManager[None]:
     from deltalake.exceptions import DeltaError
 
-    try:
-        yield
-    except (DeltaError, OSError) as error:
-        raise StorageError(f"{place}: {in_one_line(error)}") from error
+    return storage_errors(place, DeltaError)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from headrace.errors import StorageError, UsageError
+from headrace.platforms import sync_path
 
 MAKING = "_making"
 """The folder of files that are not whole yet: readers skip names that begin with ``_``, and no name in it ends in
@@ -29,10 +30,11 @@ MAKING = "_making"
 
 
 _IN_URIS: Final = "/:@%~!$&'()*+,;=[]"
-"""What stays as it is in a URI; spaces, for one, are encoded. What is encoded already begins with a percent sign."""
+"""Characters that are not encoded in a URI. A percent sign begins one that is encoded already."""
 
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _KEYS: Final = re.compile("(^|&)[^=&]*(secret|key|token|password)", re.IGNORECASE)
 """Secrets among the options of a URI."""
 
@@ -46,7 +48,7 @@ class Folder:
         self.system = system
         self.path = path
         self.uri = uri or path
-        """What names it to others than pyarrow, without options; on a local disk, the path."""
+        """Its name for libraries other than pyarrow, without options; on a local disk, the path."""
         self.options = dict(options)
         """Options of its filesystem."""
 
@@ -90,12 +92,12 @@ class Folder:
         return Folder(self.system, f"{self.path}/{name}", f"{self.uri}/{name}", self.options)
 
     def names(self) -> list[str]:
-        """What is in it, sorted; nothing, if there is no such folder."""
+        """The names in it, sorted; none if there is no such folder."""
         selector = fs.FileSelector(self.path, allow_not_found=True)
         return sorted(found.base_name for found in self.system.get_file_info(selector))
 
     def files(self) -> list[str]:
-        """The same without the folders in it."""
+        """The names of the files in it, sorted."""
         selector = fs.FileSelector(self.path, allow_not_found=True)
         return sorted(found.base_name for found in self.system.get_file_info(selector) if found.is_file)
 
@@ -123,17 +125,14 @@ class Folder:
         source, target = f"{self.path}/{name}", f"{to.path}/{new_name}"
         self.system.create_dir(to.path, recursive=True)
         if self.local:
-            _sync(source)
+            sync_path(source)
         self.system.move(source, target)
         if self.local:
-            _sync(to.path)
+            sync_path(to.path)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file whole, or not at all."""
-        making = self.sub(MAKING)
-        unfinished = uuid4().hex
-        with making.create(unfinished) as file:
-            file.write(content)
+        making, unfinished = self._make(content)
         making.move(unfinished, self, name)
 
     def write_new(self, name: str, content: bytes) -> None:
@@ -141,23 +140,26 @@ class Folder:
 
         Only a local disk, or one that is mounted, can do that.
         """
-        making = self.sub(MAKING)
-        unfinished = uuid4().hex
-        with making.create(unfinished) as file:
-            file.write(content)
+        making, unfinished = self._make(content)
         making.sync(unfinished)
         self.system.create_dir(self.path, recursive=True)
         try:
             os.link(f"{making.path}/{unfinished}", f"{self.path}/{name}")
         finally:
             making.remove(unfinished)
-        _sync(self.path)
+        sync_path(self.path)
+
+    def _make(self, content: bytes) -> tuple[Folder, str]:
+        making, unfinished = self.sub(MAKING), uuid4().hex
+        with making.create(unfinished) as file:
+            file.write(content)
+        return making, unfinished
 
     def sync(self, name: str) -> None:
         """Have a file, and its name, on the disk; elsewhere it is safe when it is closed."""
         if self.local:
-            _sync(f"{self.path}/{name}")
-            _sync(self.path)
+            sync_path(f"{self.path}/{name}")
+            sync_path(self.path)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -198,18 +200,19 @@ def is_local(place: str) -> bool:
 
 
 @contextlib.contextmanager
-def storage_errors(what: str) -> Iterator[None]:
-    """Translate a filesystem's errors into ours."""
+def storage_errors(what: str, *more: type[Exception]) -> Iterator[None]:
+    """Translate the errors of a filesystem, and ``more`` of a library, into ours."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"{what}: {error}") from error
+    except (OSError, pa.ArrowException, *more) as error:
+        raise StorageError(f"{what}: {in_one_line(error)}") from error
 
 
-def _sync(path: str) -> None:
-    """Sync a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def in_one_line(error: Exception) -> str:
+    """Return a library's error as one line: some have several, with colours for a terminal.
+
+    >>> in_one_line(OSError("not found\\n \\x1b[31m↳\\x1b[0m the store said no"))
+    'not found: the store said no'
+    """
+    plain = _COLOUR.sub("", str(error))
+    return ": ".join(line.strip(" ↳") for line in plain.splitlines() if line.strip(" ↳"))

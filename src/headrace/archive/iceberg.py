@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.archive.folder import Folder
+from headrace.archive.folder import Folder, storage_errors
 from headrace.archive.ledger import (
     DATA,
     LOG,
@@ -30,7 +30,7 @@ from headrace.archive.ledger import (
     writer_in,
 )
 from headrace.archive.parquet_file import ArchiveFile, read_facts
-from headrace.errors import NoArchiveError, StorageError, UsageError
+from headrace.errors import NoArchiveError, UsageError
 from headrace.message import SCHEMA
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class IcebergLedger:
                 "there is no pyiceberg: pip install '.[iceberg]' in Headrace's repository brings it along"
             ) from None
         self.folder = folder
-        with _opening(folder.path):
+        with storage_errors(folder.path, ValueError):
             known = _catalog(folder, catalog)
             if log is not None:
                 _create(known, table, _uri(folder), log)
@@ -99,12 +99,12 @@ class IcebergLedger:
 
     def refresh(self) -> None:
         """Read the newest version."""
-        with _opening(self.folder.path):
+        with storage_errors(self.folder.path, ValueError):
             self._table.refresh()
 
     def files(self) -> list[ArchiveFile]:
         """The files of this version."""
-        with _opening(self.folder.path):
+        with storage_errors(self.folder.path, ValueError):
             return [self._known(file) for file in self._data_files()]
 
     def append(self, added: Sequence[ArchiveFile], writer: Writer) -> None:
@@ -149,7 +149,7 @@ class IcebergLedger:
 
     def vacuum(self, age: float) -> None:
         """Expire snapshots of ``age`` seconds, and remove the files that no other has."""
-        with _opening(self.folder.path):
+        with storage_errors(self.folder.path, ValueError):
             kept = self._expire(age)
             needed = {file.path for file in self.files()}
             for snapshot in kept[1:]:
@@ -232,11 +232,3 @@ def _uri(folder: Folder) -> str:
     """A folder as a table's location."""
     # Not encoded: the library does not decode it.
     return f"file://{folder.path}" if folder.local else folder.uri
-
-
-@contextlib.contextmanager
-def _opening(place: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{place}: {error}") from error

@@ -9,13 +9,12 @@ one out: the second one is refused, and told who was first.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from headrace.archive.folder import Folder
+from headrace.archive.folder import Folder, in_one_line
 from headrace.archive.parquet_file import ArchiveFile
 from headrace.errors import OvertakenError, StorageError, UsageError
 
@@ -40,8 +39,6 @@ class Writer:
     def __str__(self) -> str:
         return f"query {self.query}, batch {self.batch}"
 
-
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 UNKNOWN: Final = "another writer"
 
@@ -126,13 +123,3 @@ def library_errors(ledger: Ledger, conflict: type[Exception], *others: type[Exce
         raise overtaken(ledger) from error
     except others as error:
         raise StorageError(f"{ledger.folder.path}: {in_one_line(error)}") from error
-
-
-def in_one_line(error: Exception) -> str:
-    """Return a library's error as one line: some have several, with colours for a terminal.
-
-    >>> in_one_line(OSError("not found\\n \\x1b[31m↳\\x1b[0m the store said no"))
-    'not found: the store said no'
-    """
-    plain = _COLOUR.sub("", str(error))
-    return ": ".join(line.strip(" ↳") for line in plain.splitlines() if line.strip(" ↳"))

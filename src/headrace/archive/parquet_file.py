@@ -57,7 +57,7 @@ FILE_SCHEMA: Final = pa.schema(
         for name in ("path", "first", "last", "rows", "size", "first_time", "last_time")
     ]
 )
-"""Files as rows: what tasks tell the driver."""
+"""Files as rows, which tasks return to the driver."""
 
 
 def file_row(file: ArchiveFile) -> pa.RecordBatch:
@@ -112,12 +112,12 @@ def merge_files(table: Folder, below: str, log: str, parts: Sequence[ArchiveFile
 
 
 def open_parquet(source: Any, metadata: pq.FileMetaData | None = None, **options: Any) -> pq.ParquetFile:
-    """Open a file whose pages are compared with their checksums: most flipped bits would else change a message."""
+    """Open a file, verifying the checksums of its pages: otherwise most flipped bits would change a message."""
     return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, **options)
 
 
 def read_facts(table: Folder, path: str) -> tuple[str | None, ArchiveFile]:
-    """Read a file's log and what it has from its footer, for a ledger that does not know."""
+    """Read a file's log and contents from its footer, for a ledger that has no statistics of it."""
     with storage_errors(f"{table.path}/{path}"), table.open(path) as file:
         size = file.size()
         footer = pq.read_metadata(file)

@@ -26,13 +26,14 @@ from headrace.archive.parquet_file import ArchiveFile
 from headrace.archive.reader import ArchiveReader
 from headrace.archive.table import ArchiveTable, format_of, open_table
 from headrace.errors import ArchiveError, DamagedError, HeadraceError, NoArchiveError, StorageError
-from headrace.log.files import sync_directory, translating, write_whole
+from headrace.log.files import translating, write_whole
 from headrace.log.frame import times
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.store import Log
 from headrace.log.topics.found import Found
 from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import Batch
+from headrace.platforms import sync_path
 
 T = TypeVar("T")
 
@@ -291,5 +292,5 @@ class ArchivedPast:
         path = self._log.directory / NOTE
         with translating(path):
             write_whole(path, msgspec.json.encode(note) + b"\n", sync=True)
-            sync_directory(path.parent)
+            sync_path(path.parent)
         self._noted = note

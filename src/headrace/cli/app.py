@@ -44,88 +44,51 @@ _RUN: Final = "Run a hub and watch it"
 _USE: Final = "Use a hub"
 _OPERATE: Final = "Operate a hub: log, cluster, keys, Spark"
 
-add_command(app, "up", *up.EXAMPLES, panel=_RUN, short="Run the hub, its dashboard and the Spark pipeline.")(
-    up.up
-)
-add_command(app, "serve", *serve.EXAMPLES, panel=_RUN, short="Run the hub alone. No JVM.")(serve.serve)
-add_command(app, "demo", *demo.EXAMPLES, panel=_RUN, short="See the whole system at work for a minute.")(
-    demo.demo
-)
-add_command(app, "top", *top.EXAMPLES, panel=_RUN, short="Show a hub's activity, second by second.")(top.top)
-add_command(app, "doctor", *doctor.EXAMPLES, panel=_RUN, short="Check this machine, and the hub on it.")(
-    doctor.doctor
-)
-add_command(
-    app, "conform", *conform.EXAMPLES, panel=_RUN, short="Test any server against the protocol documents."
-)(conform.conform)
-add_command(app, "bench", *bench.EXAMPLES, panel=_RUN, short="Measure its speed on this machine.")(
-    bench.bench
-)
-add_command(app, "pub", *pub.EXAMPLES, panel=_USE, short="Publish messages.")(pub.pub)
-add_command(
-    app, "sub", *sub.EXAMPLES, panel=_USE, short="Print messages as they are delivered, or by content."
-)(sub.sub)
-add_command(
-    app, "tail", *tail.EXAMPLES, panel=_USE, short="Print messages from any position on, by topic or time."
-)(tail.tail)
-add_command(app, "sql", *sql.EXAMPLES, panel=_USE, short="Query a log with SQL.")(sql.sql)
-add_command(
-    app, "match", *match.EXAMPLES, panel=_USE, short="Print what a content subscription would have delivered."
-)(match.match)
-add_command(app, "replay", *replay.EXAMPLES, panel=_USE, short="Publish a range of messages to another hub.")(
-    replay.replay
-)
-app.add_typer(
-    services, name="services", rich_help_panel=_USE, short_help="Named live objects: list, watch, change."
-)
-app.add_typer(
-    consumers, name="consumers", rich_help_panel=_USE, short_help="Durable consumers: show, move, remove."
-)
-app.add_typer(
-    context,
-    name="context",
-    rich_help_panel=_USE,
-    short_help="Saved connections to hubs: add, use, list, remove.",
-)
-app.add_typer(
-    log, name="log", rich_help_panel=_OPERATE, short_help="A log's files: show, check, export, seal, repair."
-)
-add_command(
-    app,
-    "verify",
-    *verify.EXAMPLES,
-    panel=_OPERATE,
-    short="Prove that copies are equal, or extend a checkpoint.",
-)(verify.verify)
-app.add_typer(cluster, name="cluster", rich_help_panel=_OPERATE, short_help="Show a cluster, replace a node.")
-app.add_typer(
-    pipeline, name="pipeline", rich_help_panel=_OPERATE, short_help="Spark jobs over a hub's messages."
-)
-app.add_typer(
-    keys,
-    name="keys",
-    rich_help_panel=_OPERATE,
-    short_help="Client ids, keys, tokens, certificates: make, revoke.",
-)
-add_command(
-    app,
-    "audit",
-    *audit.EXAMPLES,
-    panel=_OPERATE,
-    short="Show who was admitted, what was refused, what was changed.",
-)(audit.audit)
-add_command(
-    app, "backup", *backup.EXAMPLES, panel=_OPERATE, short="Save a log and its hub's state in an archive."
-)(backup.backup)
-add_command(app, "restore", *backup.RESTORE_EXAMPLES, panel=_OPERATE, short="Restore a log from a backup.")(
-    backup.restore
-)
-add_command(app, "reload", *reload.EXAMPLES, panel=_OPERATE, short="Make a hub reload its principals.")(
-    reload.reload
-)
-add_command(app, "decode", *decode.EXAMPLES, panel=_OPERATE, short="Print the frames in captures.")(
-    decode.decode
-)
+# In the order of the help; a tuple of examples makes a command, none a group of commands.
+for panel, name, what, examples, short in (
+    (_RUN, "up", up.up, up.EXAMPLES, "Run the hub, its dashboard and the Spark pipeline."),
+    (_RUN, "serve", serve.serve, serve.EXAMPLES, "Run the hub alone. No JVM."),
+    (_RUN, "demo", demo.demo, demo.EXAMPLES, "See the whole system at work for a minute."),
+    (_RUN, "top", top.top, top.EXAMPLES, "Show a hub's activity, second by second."),
+    (_RUN, "doctor", doctor.doctor, doctor.EXAMPLES, "Check this machine, and the hub on it."),
+    (_RUN, "conform", conform.conform, conform.EXAMPLES, "Test any server against the protocol documents."),
+    (_RUN, "bench", bench.bench, bench.EXAMPLES, "Measure its speed on this machine."),
+    (_USE, "pub", pub.pub, pub.EXAMPLES, "Publish messages."),
+    (_USE, "sub", sub.sub, sub.EXAMPLES, "Print messages as they are delivered, or by content."),
+    (_USE, "tail", tail.tail, tail.EXAMPLES, "Print messages from any position on, by topic or time."),
+    (_USE, "sql", sql.sql, sql.EXAMPLES, "Query a log with SQL."),
+    (_USE, "match", match.match, match.EXAMPLES, "Print what a content subscription would have delivered."),
+    (_USE, "replay", replay.replay, replay.EXAMPLES, "Publish a range of messages to another hub."),
+    (
+        _OPERATE,
+        "verify",
+        verify.verify,
+        verify.EXAMPLES,
+        "Prove that copies are equal, or extend a checkpoint.",
+    ),
+    (
+        _OPERATE,
+        "audit",
+        audit.audit,
+        audit.EXAMPLES,
+        "Show who was admitted, what was refused, what was changed.",
+    ),
+    (_OPERATE, "backup", backup.backup, backup.EXAMPLES, "Save a log and its hub's state in an archive."),
+    (_OPERATE, "restore", backup.restore, backup.RESTORE_EXAMPLES, "Restore a log from a backup."),
+    (_OPERATE, "reload", reload.reload, reload.EXAMPLES, "Make a hub reload its principals."),
+    (_OPERATE, "decode", decode.decode, decode.EXAMPLES, "Print the frames in captures."),
+):
+    add_command(app, name, *examples, panel=panel, short=short)(what)
+for panel, name, group, short in (
+    (_USE, "services", services, "Named live objects: list, watch, change."),
+    (_USE, "consumers", consumers, "Durable consumers: show, move, remove."),
+    (_USE, "context", context, "Saved connections to hubs: add, use, list, remove."),
+    (_OPERATE, "log", log, "A log's files: show, check, export, seal, repair."),
+    (_OPERATE, "cluster", cluster, "Show a cluster, replace a node."),
+    (_OPERATE, "pipeline", pipeline, "Spark jobs over a hub's messages."),
+    (_OPERATE, "keys", keys, "Client ids, keys, tokens, certificates: make, revoke."),
+):
+    app.add_typer(group, name=name, rich_help_panel=panel, short_help=short)
 
 
 def _print_version(wanted: bool) -> None:

@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from headrace.client.base import Client
@@ -199,10 +198,8 @@ class SyncContext(SyncPart):
         self._thread.wait(self._async.__aenter__())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.wait(self._async.__aexit__(kind, error, trace))
+    def __exit__(self, *why: Any) -> None:
+        self._thread.wait(self._async.__aexit__(*why))
 
 
 class SyncClient(SyncObject, Generic[C_co]):
@@ -259,13 +256,11 @@ class SyncClient(SyncObject, Generic[C_co]):
     def __enter__(self) -> Self:
         return self if self._thread.running else self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: Any) -> None:
         try:
             # At its end ``with`` waits for whatever ``async with`` does: a link's publishes, say.
             with suppress(ClosedError):
-                self._thread.wait(self._async.__aexit__(kind, error, trace))
+                self._thread.wait(self._async.__aexit__(*why))
         finally:
             self.close()
 

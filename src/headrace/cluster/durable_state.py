@@ -20,8 +20,9 @@ from headrace.cluster.history import MAX_SPANS, History
 from headrace.errors import DamagedError, MalformedError
 from headrace.log import Log, watermark
 from headrace.log.checksum import crc32c
-from headrace.log.files import Descriptor, check_version, sync_directory, translating, write_whole
+from headrace.log.files import Descriptor, check_version, translating, write_whole
 from headrace.log.maintained import Fsync
+from headrace.platforms import sync_path
 
 MAX_NODES: Final = 64
 """The most nodes that vote; each of them gets each operation."""
@@ -126,7 +127,7 @@ def save(path: Path, stored: StoredState) -> None:
     body = _ENCODER.encode(file)
     with translating(path):
         write_whole(path, _MAGIC + crc32c(body).to_bytes(4, "little") + body, sync=True)
-        sync_directory(path.parent)
+        sync_path(path.parent)
 
 
 def load(path: Path) -> StoredState | None:
@@ -200,7 +201,7 @@ def _sync_files(directory: Path) -> None:
             if path.is_file():
                 descriptor = Descriptor(path, os.O_RDONLY)
                 os.fsync(descriptor.fd)
-        sync_directory(directory)
+        sync_path(directory)
 
 
 class _File(msgspec.Struct):

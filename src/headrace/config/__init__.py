@@ -18,17 +18,14 @@ Invariants:
   the principals ``access.<name>``.
 """
 
+from headrace.config.auth import ACTIONS, EVERY_ACTION, Access, Auth
+from headrace.config.limits import Limits
 from headrace.config.sections import (
-    ACTIONS,
     DOORS,
-    EVERY_ACTION,
-    Access,
-    Auth,
     Cluster,
     Engine,
     Fsync,
     Fyrehose,
-    Limits,
     Listen,
     Log,
     Matching,

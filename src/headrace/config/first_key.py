@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.config.value_types import Secret, client_id
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, system_reason
 
 KEY: Final = "auth.first_key"
 
@@ -29,7 +29,7 @@ def read_first_key(path: Path, source: str) -> tuple[str, Secret] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        problem = f"a file that can be read; {(error.strerror or str(error)).lower()}"
+        problem = f"a file that can be read; {system_reason(error)}"
         raise ConfigError(KEY, str(path), source=source, expected=problem) from None
     try:
         name, _, key = content.decode().strip().partition(":")
@@ -52,6 +52,6 @@ def make_first_key(path: Path, source: str) -> tuple[str, Secret]:
             stream.flush()
             os.fsync(file)
     except OSError as error:
-        problem = f"a file that can be made; {(error.strerror or str(error)).lower()}"
+        problem = f"a file that can be made; {system_reason(error)}"
         raise ConfigError(KEY, str(path), source=source, expected=problem) from None
     return client, Secret(key)

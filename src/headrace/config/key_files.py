@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.config.settings import Settings
 from headrace.config.value_types import Secret
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, system_reason
 
 _MOST = 4096
 """Maximum bytes of a key file: a longer one is something else."""
@@ -55,7 +55,7 @@ def read_key(path: Path, key: str, source: str) -> Secret:
             mode = stat.S_IMODE(path.stat().st_mode)
             content = file.read(_MOST + 1)
     except OSError as error:
-        raise refuse(f"a file that can be read; {(error.strerror or str(error)).lower()}") from None
+        raise refuse(f"a file that can be read; {system_reason(error)}") from None
     if mode & 0o077:
         raise refuse(f"a file that only its owner may read (chmod 600), not one of mode {mode:o}")
     try:

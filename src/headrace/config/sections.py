@@ -1,4 +1,4 @@
-"""Every setting, by section: its type, default and doc.
+"""Settings by section, each with its type, default and doc; `auth`, `access` and `limits` have modules of their own.
 
 A section is a frozen dataclass whose fields are settings; :class:`~headrace.config.settings.Settings` holds them all.
 """
@@ -6,35 +6,26 @@ A section is a frozen dataclass whose fields are settings; :class:`~headrace.con
 # ruff: noqa: RUF009 -- every default that is a call below gives a dataclasses.field().
 from __future__ import annotations
 
-import contextlib
-import os
-import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from ipaddress import IPv4Network, IPv6Network
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, TypeVar
+from typing import Literal
 
+from headrace.config.declaring import MAX_NAME_BYTES, door, host_name, setting
 from headrace.config.value_types import (
     Address,
     PeerAddress,
     Secret,
-    ValueType,
-    access_rule,
     address,
-    any_network,
-    budget,
     choice,
-    client_id,
     count,
     flag,
-    hex_digits,
     hub_urls,
     list_of,
     network,
     or_off,
-    origin,
     parameter_name,
     parameter_value,
     path,
@@ -48,61 +39,11 @@ from headrace.config.value_types import (
 )
 from headrace.protocols import PORTS, SCHEMES
 
-MAX_NAME_BYTES = 64
-"""The longest name of a node: it travels in parcels of at most 255 bytes, several names to a parcel."""
-
-MAX_MESSAGE_BYTES = (1 << 31) - 1
-"""The longest possible message: payload offsets are 32-bit, as in Arrow's ``binary``."""
-
 ROLES = ("sequence", "fyrehose", "spp", "tube", "publisher", "matcher", "dispatcher", "connector")
 """The roles of a process: the hub that numbers messages, doors, and the parts of content routing."""
 
-ACTIONS = ("publish", "read", "service", "consume", "stage", "admin")
-"""Actions that a principal may be allowed."""
-
-EVERY_ACTION = "all"
-"""The word for every action in a rule."""
-
-T = TypeVar("T")
 Fsync = Literal["always", "interval", "never"]
 Engine = Literal["hub", "spark"]
-
-
-def setting(value_type: ValueType[T], default: T | Callable[[], T], doc: str, *, shown: str = "") -> T:
-    """Declare a setting; ``shown`` is the default in words, where its value differs between machines."""
-    metadata = {"type": value_type, "doc": doc, "shown": shown}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def door(port: int, doc: str) -> Address | None:
-    """Declare a setting of ``listen``."""
-    value_type = or_off(address("host:port (IPv6 in brackets, port 0 for a free one)"))
-    return setting(value_type, Address("127.0.0.1", port), doc)
-
-
-def host_name() -> str:
-    """Give this machine's name, cut to the longest name of a node."""
-    name = platform.node().encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore")
-    return name if name and name.isprintable() else "headrace"
-
-
-def memory_share() -> int | None:
-    """Give three quarters of the memory that this process may have; ``None`` if the system does not tell."""
-    found: list[int] = []
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for place in _GROUP_MEMORY:
-        # The word "max" stands for no limit.
-        with contextlib.suppress(OSError, ValueError):
-            found.append(int(Path(place).read_text()))
-    most = min(found, default=0) * 3 // 4
-    return max(most, 64 << 20) if most > 0 else None
-
-
-_GROUP_MEMORY: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""The files with a control group's memory limit, for versions 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,89 +138,6 @@ class Fyrehose:
     subscriber_seconds: float = setting(seconds(0.1), 5.0, "How long a KEEPALIVE subscribes for.")
     request_limit: int = setting(
         count(1), 1024, "Maximum number of messages that answer one REQUEST over UDP."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Auth:
-    """Authentication."""
-
-    required: bool = setting(flag(), False, "Whether clients must prove who they are.")
-    insecure: bool = setting(
-        flag(),
-        False,
-        "Whether doors may listen beyond this machine without authentication; `--insecure` sets it."
-        " The hub says so in every status.",
-    )
-    clients: Mapping[str, Secret] = setting(
-        table_of(secret("a client id of 24 hex digits and a key that is not empty", 1), client_id),
-        lambda: MappingProxyType({}),
-        'Keys by client id: `auth.clients.<id> = "<key>"`. Each source adds to the weaker ones.',
-    )
-    first_key: Path | None = setting(
-        or_off(path()),
-        None,
-        "The file with the first client's id and key, `ID:KEY`; that client may do everything. A hub for which no"
-        " client is configured makes the file if there is none, and shows the key once.",
-    )
-    preauth: bool = setting(
-        flag(),
-        False,
-        "Whether `/sdk/sub/preauth` answers under `auth.required`; it gives a token to anyone who asks.",
-    )
-    origins: tuple[str, ...] = setting(
-        list_of(origin()),
-        (),
-        "Origins of web pages that may use `listen.tube_ws` and `/v1/` at `listen.http`, besides the hub's own.",
-    )
-    sha1: bool = setting(flag(), False, "Whether HMAC-SHA1 tokens, which old clients make, are accepted.")
-
-
-BUDGETS: Final = (
-    "connections",
-    "subscriptions",
-    "state_bytes",
-    "staged_bytes",
-    "filter_cost",
-    "tracks",
-    "messages_per_second",
-    "bytes_per_second",
-    "sent_bytes_per_second",
-)
-"""The limits that a principal may have of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """A principal: how it proves who it is, and what it may do. `anonymous` is everyone who proves nothing."""
-
-    client_id: str = setting(hex_digits(24), "", "Its client id at the `sdk`, `spp` and `tube` doors.")
-    key: Secret = setting(secret("text; empty for none", 0), Secret(""), "The key of its client id.")
-    key_file: Path | None = setting(
-        or_off(path()), None, "The file with that key, which nobody but its owner may read."
-    )
-    certificate: str = setting(
-        text(0, 255), "", "The subject name of its client certificate, at any door with TLS."
-    )
-    token_sha256: str = setting(hex_digits(64), "", "The SHA-256 of its bearer token, at the `http` door.")
-    addresses: tuple[IPv4Network | IPv6Network, ...] = setting(
-        list_of(any_network()),
-        (),
-        "Where it comes from, for doors whose protocol has no login: `fyrehose`, `publisher`, `dispatcher`, `router`"
-        " and `status`.",
-    )
-    allow: tuple[str, ...] = setting(
-        list_of(access_rule((*ACTIONS, EVERY_ACTION), ("admin", EVERY_ACTION))),
-        (),
-        "What it may do; without this, nothing.",
-    )
-    deny: tuple[str, ...] = setting(
-        list_of(access_rule((*ACTIONS, EVERY_ACTION), ("admin", EVERY_ACTION))),
-        (),
-        "What it may not do, even if `allow` says so.",
-    )
-    limits: tuple[tuple[str, int], ...] = setting(
-        list_of(budget(BUDGETS)), (), "Its own limits, in place of those of all clients (`limits`)."
     )
 
 
@@ -505,133 +363,6 @@ class Tls:
         (),
         "The doors that speak TLS.",
         shown="all",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits for each peer, and for all of them together."""
-
-    # Many clients behind one address translator are legitimate, and so is a benchmark on this machine.
-    connections_per_address: int = setting(
-        count(1), 1024, "Maximum connections of one address at one door, and UDP subscribers of one address."
-    )
-    connections: int = setting(count(1), 10_000, "Maximum connections and UDP subscribers in all.")
-    message_bytes: int = setting(
-        size(1, MAX_MESSAGE_BYTES), 8 << 20, "The longest message, where its protocol has no lower limit."
-    )
-    # Times the connections, this is the most memory that consumers can take.
-    queue_bytes: int = setting(
-        size(1),
-        1 << 20,
-        "Bytes that wait in memory for one connection; past it, the connection is fed from the log.",
-    )
-    unfinished_bytes: int = setting(
-        size(16 << 20),
-        64 << 20,
-        "Bytes of incomplete messages, of all peers together. Past three quarters of it peers wait for one another, and"
-        " those that fall silent in the middle of a message are cut off; past 1.4 times as much, others too.",
-    )
-    # The objects of 100,000 services of some kilobytes each. In memory, a JSON object takes a few times its text.
-    state_bytes: int = setting(
-        size(1 << 20), 512 << 20, "Bytes of all services together: their ids and the text of their objects."
-    )
-    state_bytes_per_client: int = setting(
-        size(1), 256 << 20, "The same for the services that one client was the last to publish to."
-    )
-    # A thousand streams, each with a filter of a hundred wildcards and predicates.
-    filter_cost_per_client: int = setting(
-        count(1),
-        100_000,
-        "Maximum cost of the filters of one client's streams together: one for each filter, and one more for each"
-        " wildcard, predicate and vertex of a polygon.",
-    )
-    tracks_per_client: int = setting(
-        count(0), 4, "How many of the `matching.max_tracks` the fences of one client may need."
-    )
-    # They are on the disk, and a query cannot continue past a batch that does not fit.
-    staged_bytes_per_client: int = setting(
-        size(1 << 20),
-        64 << 30,
-        "Bytes of rows that one client's Spark queries have staged and not committed yet, all tasks together.",
-    )
-    # Here and below, a client is a principal, or an unauthenticated address.
-    connections_per_client: int = setting(
-        count(1),
-        5000,
-        "Maximum connections of one client, or of one unauthenticated address, at all doors together.",
-    )
-    subscriptions_per_client: int = setting(
-        count(1),
-        200_000,
-        "Maximum subscriptions and streams of one client; each vertex of a polygon counts as one more.",
-    )
-    attributes: int = setting(count(1), 1024, "Maximum number of attributes of one message.")
-    # Long enough for a service that is run once a quarter.
-    consumer_seconds: float | None = setting(
-        or_off(seconds(1)),
-        100 * 86_400.0,
-        "An unused durable consumer is removed once the oldest message that waits for it is this old.",
-    )
-    messages_per_second: int | None = setting(
-        or_off(count(1)),
-        None,
-        "Maximum messages a second from one client; past it, the hub stops reading from it for a while.",
-    )
-    bytes_per_second: int | None = setting(
-        or_off(size(1)),
-        None,
-        "Maximum bytes a second from one client; past it, the hub stops reading from it for a while.",
-    )
-    sent_bytes_per_second: int | None = setting(
-        or_off(size(1)), None, "Maximum bytes a second to one client; past it, the client has to wait."
-    )
-    memory: int | None = setting(
-        or_off(size(64 << 20)),
-        memory_share,
-        "Bytes of memory past which publishers wait and new connections are refused.",
-        shown="three quarters of the memory of the machine, or of its control group",
-    )
-    poll_seconds: float = setting(
-        seconds(0.01),
-        4.0,
-        "How long a read of a stream over HTTP waits for something new (`live=long-poll`).",
-    )
-    handshake_seconds: float = setting(
-        seconds(0.1), 10.0, "How long a new connection may take to authenticate or negotiate."
-    )
-    idle_seconds: float = setting(
-        seconds(0.1),
-        120.0,
-        "How long a peer may be silent before it is cut off, where its protocol has heartbeats."
-        " A TCP peer that has vanished is found within about this time.",
-    )
-    # The original's SDK clients and dispatchers send a heartbeat every 300 s.
-    routing_idle_seconds: float = setting(
-        seconds(0.1),
-        900.0,
-        "The same for SDK clients, matchers and dispatchers, at the `sdk`, `router` and `dispatcher` doors.",
-    )
-    # A publisher may connect long before it has anything to send, and some protocols never acknowledge.
-    silent_seconds: float = setting(
-        seconds(0.1),
-        900.0,
-        "How long a TCP peer may be connected without having sent anything, where its protocol has neither a login nor"
-        " heartbeats.",
-    )
-    slow_seconds: float = setting(
-        seconds(0.1),
-        30.0,
-        "A TCP peer that takes no byte, or leaves a packet unfinished, for this long is cut off.",
-    )
-    proxies: tuple[IPv4Network | IPv6Network, ...] = setting(
-        list_of(any_network()),
-        (),
-        "The proxies in front of this hub. Their connections begin with a PROXY protocol header (version 2), or at"
-        " `http` have `Forwarded`, and count as coming from the address named there. Others are not believed.",
-    )
-    drain_seconds: float = setting(
-        seconds(0), 10.0, "How long a stopping hub may take to flush what it holds."
     )
 
 

@@ -1,6 +1,7 @@
 """All settings as one frozen object: gathered from the sources, described, and found by their keys.
 
-:mod:`headrace.config.sections` declares the settings; everything here follows from the entries there.
+The sections declare the settings (:mod:`~headrace.config.sections`, :mod:`~headrace.config.auth`,
+:mod:`~headrace.config.limits`); everything here follows from the entries there.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from headrace.config.auth import Access, Auth
+from headrace.config.limits import Limits
 from headrace.config.sections import (
-    Access,
-    Auth,
     Cluster,
     Dispatcher,
     Fyrehose,
-    Limits,
     Listen,
     Log,
     Matching,

@@ -8,11 +8,12 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from headrace.config import Address
 from headrace.conform.case import MismatchError, NotRunError, shown
-from headrace.conform.target import Place, Target
+from headrace.conform.target import Target
+from headrace.errors import system_reason
 
 Resource = TypeVar("Resource")
 
@@ -40,9 +41,7 @@ class Probe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     @property
@@ -76,7 +75,7 @@ class Probe:
         finally:
             self._deadline = whole
 
-    def stream(self, place: Place | None = None) -> Stream:
+    def stream(self, place: Address | None = None) -> Stream:
         """Open a TCP connection, by default to the server under test."""
         to = place or self.target.place
         try:
@@ -239,4 +238,4 @@ class Datagrams:
 def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "nobody answered in time"
-    return (error.strerror or str(error)).lower()
+    return system_reason(error)

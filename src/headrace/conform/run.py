@@ -8,10 +8,11 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from headrace.config import Address
 from headrace.conform.case import Case, Cases, MismatchError, NotRunError, Outcome, Result
 from headrace.conform.probe import Probe
-from headrace.conform.target import Place, Target
-from headrace.errors import UnreachableError, UsageError
+from headrace.conform.target import Target
+from headrace.errors import UnreachableError, UsageError, system_reason
 
 PROTOCOLS: Final = ("fyrehose", "spp", "parcel", "attribute", "sdk", "tube")
 """The protocols that have cases, each in a module of its name."""
@@ -86,13 +87,13 @@ def _closed_groups(groups: set[str], target: Target) -> dict[str, str]:
     return {}
 
 
-def _refusal(place: Place, seconds: float) -> str:
+def _refusal(place: Address, seconds: float) -> str:
     try:
         socket.create_connection((place.host, place.port), seconds).close()
     except TimeoutError:
         return f"no answer within {seconds:g} s"
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return system_reason(error)
     return ""
 
 

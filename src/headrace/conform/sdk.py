@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
+from headrace.config import Address
 from headrace.conform.case import Cases, MismatchError, NotRunError, shown
 from headrace.conform.probe import Probe, Stream
-from headrace.conform.target import Place
 from headrace.wire.vectors import golden
 
 CASES: Final = Cases()
@@ -54,7 +54,7 @@ def publication(attributes: dict[str, object], payload: bytes) -> bytes:
 class Client:
     """An SDK client."""
 
-    def __init__(self, probe: Probe, place: Place | None = None) -> None:
+    def __init__(self, probe: Probe, place: Address | None = None) -> None:
         self.stream: Stream = probe.stream(place)
 
     def say(self, wire: bytes) -> None:

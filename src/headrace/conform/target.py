@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from dataclasses import dataclass
-from typing import Self
 
+from headrace.config import Address
 from headrace.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A host and a port."""
+def parse_address(text: str, what: str = "the server") -> Address:
+    """Read ``HOST:PORT``; an IPv6 address stands in brackets.
 
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str, what: str = "the server") -> Self:
-        """Read ``HOST:PORT``; an IPv6 address stands in brackets.
-
-        >>> Place.parse("[::1]:3002")
-        Place(host='::1', port=3002)
-        """
-        host, colon, port = text.rpartition(":")
-        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        valid = colon and bare and (":" not in bare or bare != host) and port.isascii() and port.isdigit()
-        if not valid or not 0 < int(port) < 65536:
-            raise UsageError(f"{text!r} is not the address of {what}: expected HOST:PORT")
-        return cls(bare, int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+    >>> parse_address("[::1]:3002")
+    Address(host='::1', port=3002)
+    """
+    with contextlib.suppress(UsageError):
+        if (address := Address.parse(text)).port:
+            return address
+    raise UsageError(f"{text!r} is not the address of {what}: expected HOST:PORT")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """The server under test."""
 
-    place: Place
+    place: Address
     patience: float = 5.0
     """Seconds that a case waits for an answer."""
     door: str = ""
     """Which door of the attribute family ``place`` is, if it is one of them."""
-    sdk: Place | None = None
+    sdk: Address | None = None
     """The connector where messages can be seen to arrive (attribute)."""
-    publisher: Place | None = None
+    publisher: Address | None = None
     """The door where messages can be published (sdk)."""
     websocket: bool = False
     """Whether tubes are carried by WebSocket instead of TCP."""

@@ -41,15 +41,6 @@ class Descriptor:
             os.close(self.fd)
 
 
-def sync_directory(path: Path) -> None:
-    """Make renames and removals in a directory survive a power failure."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def write_whole(path: Path, *pieces: bytes, sync: bool) -> None:
     """Write a file in pieces, whole or not at all."""
     with making(path) as unfinished:

@@ -13,13 +13,14 @@ from typing import Final, Literal
 
 from headrace.errors import DamagedError, StorageError, UsageError
 from headrace.log import retention
-from headrace.log.files import sync_directory, translating
+from headrace.log.files import translating
 from headrace.log.proof.log_chain import LogChain
 from headrace.log.reading import ReadableLog, Segment
 from headrace.log.sealed.sealing import seal
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.snapshots import snapshot
 from headrace.log.tail import TailFile
+from headrace.platforms import sync_path
 
 Fsync = Literal["always", "interval", "never"]
 
@@ -166,7 +167,7 @@ class MaintainedLog(ReadableLog):
                 extension = self.chain.extension(tail.first, tail.last)
                 segment = seal(tail, path, sync=sync, extension=extension)
                 if sync:
-                    sync_directory(self.directory)
+                    sync_path(self.directory)
             with self._changing:
                 dropped = tail not in self._segments
                 self._segments = tuple(segment if s is tail else s for s in self._segments)

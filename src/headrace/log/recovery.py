@@ -23,13 +23,13 @@ from uuid import UUID, uuid4
 
 from headrace.errors import DamagedError, StorageError, UsageError
 from headrace.log import watermark
-from headrace.log.files import MAKING, sync_directory
+from headrace.log.files import MAKING
 from headrace.log.frame_file import HEADER_BYTES, READ_BYTES, FileHeader
 from headrace.log.sealed.segment import SealedSegment
 from headrace.log.snapshots import snapshot as snapshots
 from headrace.log.snapshots.start_after import INSTALLING, finish_installing
 from headrace.log.tail import TailFile, TornEnd
-from headrace.platforms import sync_data
+from headrace.platforms import sync_data, sync_path
 
 SEGMENT_FILE: Final = re.compile(r"(\d{16})\.(open|arrow|index|entries)")
 _TOPICS_FILE: Final = re.compile(r"\d{16}\.topics")
@@ -97,7 +97,7 @@ def recover(directory: Path, *, sync: bool, uuid: UUID | None = None) -> Recover
             if isinstance(segment, TailFile):
                 segment.write_again(synced)
                 sync_data(segment.fd)
-        sync_directory(directory)
+        sync_path(directory)
     return recovered
 
 

@@ -26,7 +26,7 @@ from msgspec import structs
 
 from headrace.errors import StorageError, TrimmedError, UsageError
 from headrace.log import recovery
-from headrace.log.files import FailedSync, WriterLock, sync_directory, translating
+from headrace.log.files import FailedSync, WriterLock, translating
 from headrace.log.frame import Piece, time_span
 from headrace.log.maintained import Fsync, MaintainedLog
 from headrace.log.proof.log_chain import SECTION, LogChain
@@ -37,7 +37,7 @@ from headrace.log.tail import EncodedFrame, TailFile, TornEnd
 from headrace.log.tail_writer import TailWriter, cut_back
 from headrace.log.watermark import Watermark, begin, forget
 from headrace.message import MAX_SEQUENCE, Batch
-from headrace.platforms import sync_data
+from headrace.platforms import sync_data, sync_path
 
 
 class Log(MaintainedLog):
@@ -102,7 +102,7 @@ class Log(MaintainedLog):
             self._watermark = begin(directory)
             self._mark(sync=True)
             # Its directory entry as well: without a watermark, everything would count as promised.
-            sync_directory(directory)
+            sync_path(directory)
         elif lock is not None:
             forget(directory)
         self._dirty_directory = False
@@ -244,7 +244,7 @@ class Log(MaintainedLog):
         with self._writing, self._syncing, self._changing, translating(file.path):
             fresh = TailFile.create(file.path, uuid, file.first_op, file.first, sync=sync)
             if sync:
-                sync_directory(self.directory)
+                sync_path(self.directory)
             self._segments = (fresh,)
         self.uuid = uuid
         # Synced: a watermark of another log is as good as none, and then everything counts as promised.
@@ -294,7 +294,7 @@ class Log(MaintainedLog):
                 if self._dirty_directory:
                     # Before the sync, not after: a rotation meanwhile makes it dirty again.
                     self._dirty_directory = False
-                    sync_directory(self.directory)
+                    sync_path(self.directory)
             except OSError as error:
                 raise StorageError(self._note_failure(error)) from error
             self._synced = max(self._synced, upto)

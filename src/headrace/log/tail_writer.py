@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import UsageError
-from headrace.log.files import sync_directory, translated
+from headrace.log.files import translated
 from headrace.log.frame import Piece
 from headrace.log.recovery import Segment
 from headrace.log.tail import TailFile
-from headrace.platforms import reserve_ahead
+from headrace.platforms import reserve_ahead, sync_path
 
 _MAX_PIECES: Final = 1000
 """Buffers per system call (IOV_MAX is 1024 on Linux)."""
@@ -122,11 +122,11 @@ def cut_back(directory: Path, segments: Sequence[Segment], last: int) -> Iterato
         # One at a time, the newest first: a power failure may undo an earlier removal and keep a later one.
         segments[count].path.unlink(missing_ok=True)
         yield tuple(segments[:count])
-        sync_directory(directory)
+        sync_path(directory)
     shortened = ending.cut_back(last)
     yield (*segments[:at], shortened)
     if shortened is not ending:
-        sync_directory(directory)
+        sync_path(directory)
 
 
 def _portions(pieces: list[Piece]) -> Iterator[list[Piece]]:

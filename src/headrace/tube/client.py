@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -86,10 +85,8 @@ class Opening(Generic[T]):
         self._opened = await self._start()
         return self._opened
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._opened.__aexit__(kind, error, trace)
+    async def __aexit__(self, *why: Any) -> None:
+        await self._opened.__aexit__(*why)
 
 
 async def _connect(target: _Target, options: TubeOptions, tls: ssl.SSLContext | None) -> Tube:

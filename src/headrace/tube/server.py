@@ -9,7 +9,6 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from headrace.config import Address
@@ -179,9 +178,7 @@ class TubeServer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
         await self.wait_closed()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from headrace.errors import FullError, StorageError
 from headrace.hub.sequencer import is_kept
 from headrace.message import Batch
 from headrace.web.refusals import refusal
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 COMMIT_SECONDS: Final = 10.0
 """Seconds that a request waits for its commit."""
 
+BODY_SECONDS: Final = 10.0
+"""Seconds that the body of a request in JSON may take."""
+
+T = TypeVar("T")
+
 
 def as_json(content: object, status: int = 200) -> web.Response:
     """Make an answer in JSON, which is not cached."""
@@ -26,6 +33,15 @@ def as_json(content: object, status: int = 200) -> web.Response:
         content_type="application/json",
         headers={"Cache-Control": "no-store"},
     )
+
+
+async def body_as(request: web.Request, kind: type[T], expected: str, seconds: float = BODY_SECONDS) -> T:
+    """Read a request's body as JSON of this type; refuse it by what is ``expected``."""
+    try:
+        async with asyncio.timeout(seconds):
+            return msgspec.json.decode(await request.read(), type=kind)
+    except (msgspec.DecodeError, ValueError, TimeoutError) as error:
+        raise refusal(web.HTTPBadRequest, f"{expected}: {error}") from None
 
 
 def number_in(request: web.Request, name: str, default: int, low: int, high: int) -> int:
@@ -44,8 +60,16 @@ def commit_seconds(server: Server) -> float:
     return COMMIT_SECONDS + (settings.node.upstream_seconds if settings.upstream.store else 0)
 
 
-def published(result: Batch) -> web.Response:
-    """Answer with a message's number; or that it has none yet, since a frontend keeps it (202 Accepted)."""
+def failed(error: StorageError) -> web.Response:
+    """Answer that the log could not take something."""
+    # 507 Insufficient Storage: nothing is lost, and the hub keeps trying.
+    return as_json({"error": str(error)}, status=507 if isinstance(error, FullError) else 500)
+
+
+def published(result: Batch | StorageError) -> web.Response:
+    """Answer with a message's number, or that a frontend keeps it without one (202 Accepted), or with the error."""
+    if isinstance(result, StorageError):
+        return failed(result)
     if is_kept(result):
         return as_json({"kept": True}, status=202)
     return as_json({"seq": result.last})

@@ -101,7 +101,7 @@ class AdmittedConnection(asyncio.Protocol):
             self._handler.data_received(data)
 
     def eof_received(self) -> None:
-        """Pass on that no more comes."""
+        """Pass on that the peer sends no more."""
         if self._handler is not None:
             self._handler.eof_received()
 
@@ -159,6 +159,12 @@ class OpenConnection:
     under_way: int = 0
     """Requests that are being answered."""
 
+    def meet_deadline(self) -> None:
+        """Wait for the first request no longer."""
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
 
 class Connections:
     """The open connections, and which of them gives way to a newer one."""
@@ -192,8 +198,7 @@ class Connections:
         """Forget a connection."""
         if (connection := self._open.pop(handler, None)) is not None:
             self._admission.release(connection.account)
-            if connection.deadline is not None:
-                connection.deadline.cancel()
+            connection.meet_deadline()
 
     @web.middleware
     async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -201,9 +206,7 @@ class Connections:
         connection = self._open.get(request.protocol)
         if connection is None:
             return await handler(request)
-        if connection.deadline is not None:
-            connection.deadline.cancel()
-            connection.deadline = None
+        connection.meet_deadline()
         if self._under_way >= max(MAX_CONNECTIONS - SPARE, 1) and request.path not in OPEN:
             detail = f"{self._under_way} requests are under way"
             self._server.hub.counters.refuse("http", "busy", _named(connection.peer), detail)
@@ -224,9 +227,7 @@ class Connections:
         connection = self._open.get(handler)
         if connection is None or self._under_way >= max(MAX_CONNECTIONS - SPARE, 1):
             return None
-        if connection.deadline is not None:
-            connection.deadline.cancel()
-            connection.deadline = None
+        connection.meet_deadline()
         self._begin(connection, connection.account)
         return connection
 
@@ -249,7 +250,7 @@ class Connections:
             self._open[handler] = connection
 
     def _account(self, peer: tuple[str, int]) -> str:
-        """Return what a connection is counted under: an address, or itself if it is a proxy's, who has many clients."""
+        """Return what a connection is counted under: its address, or itself if it is a proxy's, with many clients."""
         return f"{peer[0]}:{peer[1]}" if peer[0] in self._server.entrance.proxies else peer[0]
 
     def _origin(self, request: web.Request, connection: OpenConnection) -> str:

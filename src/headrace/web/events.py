@@ -58,7 +58,7 @@ class EventStream:
 
 
 async def count_sent(request: web.Request, account: Account, size: int) -> None:
-    """Count an event that is about to be sent; above what is sent to the client a second, wait first."""
+    """Count an event that is about to be sent; wait first while the client's rate is used up."""
     now = asyncio.get_running_loop().time
     if account.wait_to_send(now()) > 0:
         account.paused += 1

@@ -71,7 +71,7 @@ def test_a_crash_at_any_step_leaves_the_old_log_or_the_new_one(
             patch.setattr(os, "fsync", fail(os.fsync))
             patch.setattr(Path, "unlink", fail(Path.unlink))
             patch.setattr(Path, "rename", fail(Path.rename))
-            patch.setattr(start_after_snapshot, "sync_directory", fail(start_after_snapshot.sync_directory))
+            patch.setattr(start_after_snapshot, "sync_path", fail(start_after_snapshot.sync_path))
             try:
                 install(directory, SNAPSHOT, 99)
             except PowerFailureError:

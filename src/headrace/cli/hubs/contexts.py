@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from headrace.config import Address
 from headrace.config.sources import CA_VARIABLE, CERT_KEY_VARIABLE, CERT_VARIABLE, CONTEXT_VARIABLE
-from headrace.errors import ConfigError, UsageError
+from headrace.errors import ConfigError, UsageError, system_reason
 from headrace.protocols import PORTS, SCHEMES, is_tls, with_tls
 
 _MOST: Final = 1 << 20
@@ -67,7 +67,7 @@ class Contexts:
 
 
 def file_of_contexts() -> Path:
-    """Return the file that they are in."""
+    """Return the path of the file that has them."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "headrace" / "contexts.json"
 
@@ -80,7 +80,7 @@ def load_contexts() -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except OSError as error:
-        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{path}: {system_reason(error)}") from None
     try:
         found = json.loads(content[:_MOST])
         saved = {str(name): Context(**each) for name, each in found["contexts"].items()}
@@ -102,7 +102,7 @@ def save_contexts(contexts: Contexts) -> None:
 
 
 def make_context(url: str, **files: str | None) -> Context:
-    """Check what is to be saved: a URL that names a hub, and files that are there."""
+    """Make a context, after checking that its URL names a hub and that its files exist."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() not in _DOORS or not rest.strip("/"):
         expected = "scheme://host:port, as in tube+tls://hub.example"

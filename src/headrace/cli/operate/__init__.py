@@ -1,1 +1,1 @@
-"""Commands for who operates a hub: its log, its cluster, its keys, Spark."""
+"""Commands for operating a hub: its log, its cluster, its keys, Spark."""

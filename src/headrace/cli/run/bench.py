@@ -26,8 +26,6 @@ EXAMPLES: Final = (
     ("Larger messages, a shorter look:", "headrace bench --size 1024 --seconds 2"),
 )
 
-_START_SECONDS: Final = 90.0
-"""The first start on a machine compiles the kernels."""
 
 _BAR: Final = 30
 _CHUNK: Final = 256 << 10
@@ -223,7 +221,6 @@ def _hub() -> Iterator[Callable[[], Doors]]:
     """Run a hub for as long as the block runs; give a function that waits for its doors."""
     import tempfile
 
-    from headrace.cli.hubs.ready_file import read_ready_file
     from headrace.cli.terminal.child_process import ChildProcess
 
     hub = ChildProcess("bench-hub")
@@ -231,12 +228,9 @@ def _hub() -> Iterator[Callable[[], Doors]]:
         ready = Path(directory) / "ready.json"
 
         def doors() -> Doors:
-            deadline = time.monotonic() + _START_SECONDS
-            while (hub_ready := read_ready_file(ready)) is None:
-                if hub.ended() is not None or time.monotonic() > deadline:
-                    raise UnreachableError("the hub", "it does not start; try headrace serve")
-                time.sleep(0.05)
-            return hub_ready.doors
+            if (found := hub.wait_until_ready(ready)) is None:
+                raise UnreachableError("the hub", "it does not start; try headrace serve")
+            return found.doors
 
         hub.start(_run_hub, directory, ready)
         try:

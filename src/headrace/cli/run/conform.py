@@ -129,7 +129,7 @@ def conform(
 def _target(
     protocol: Tried, address: str, timeout: float, door: str, sdk: str | None, publisher: str | None
 ) -> Any:
-    from headrace.conform.target import Place, Target
+    from headrace.conform.target import Target, parse_address
 
     scheme, separator, rest = address.partition("://")
     if separator and (protocol, scheme) not in ((Tried.TUBE, "ws"), (Tried.TUBE, "tube")):
@@ -137,11 +137,11 @@ def _target(
             f"{address!r} is not the address of the server: expected HOST:PORT, or ws://HOST:PORT for a tube"
         )
     return Target(
-        Place.parse(rest if separator else address),
+        parse_address(rest if separator else address),
         timeout,
         door,
-        None if sdk is None else Place.parse(sdk, "a connector"),
-        None if publisher is None else Place.parse(publisher, "a publisher door"),
+        None if sdk is None else parse_address(sdk, "a connector"),
+        None if publisher is None else parse_address(publisher, "a publisher door"),
         scheme == "ws" and bool(separator),
     )
 

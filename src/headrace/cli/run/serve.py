@@ -25,7 +25,7 @@ from headrace.cli.terminal.options import Config, Data, Sets, load_settings
 from headrace.cli.terminal.output import console, counted, open_to_everyone
 from headrace.cli.terminal.stderr import LogFormat, LogLevel, log_to_stderr
 from headrace.config import Settings
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, system_reason
 from headrace.protocols import SCHEMES, with_tls
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ def _naming(ready_file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"a file that can be written; {(error.strerror or str(error)).lower()}"
+        problem = f"a file that can be written; {system_reason(error)}"
         raise ConfigError(str(ready_file), None, source="--ready-file", expected=problem) from None
 
 

@@ -169,11 +169,8 @@ class _Watcher:
         self._hub.signal(signal.SIGTERM)
         limits = (PIPELINE_STOP_SECONDS, AHEAD_SECONDS + self._settings.limits.drain_seconds + 2.0)
         for child, seconds in zip(children, limits, strict=True):
-            if child.process is not None:
-                child.process.join(max(begun + seconds - monotonic(), 0))
-                if child.process.is_alive():
-                    logger.error("the %s does not stop: it is killed", child.name)
-                child.kill()
+            if not child.end_by(begun + seconds):
+                logger.error("the %s did not stop: it was killed", child.name)
 
 
 def _check_params(settings: Settings) -> None:

@@ -1,1 +1,1 @@
-"""The common part of the commands: their options, what they read and print, how they end."""
+"""What commands share: options, reading and printing, exit codes."""

@@ -13,14 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from time import monotonic
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Final
 
+from headrace.cli.hubs.ready_file import ReadyHub, read_ready_file
 from headrace.cli.terminal.exits import FAILED
 from headrace.platforms import end_with_parent
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
+START_SECONDS: Final = 90.0
+"""How long a hub may take to start: the first start on a machine compiles the kernels."""
+_POLL_SECONDS: Final = 0.05
 STEADY_SECONDS: Final = 60.0
 """A child that ran for this long is restarted after the first pause again."""
 
@@ -63,6 +68,24 @@ class ChildProcess:
             self.process.join()
         code = self.ended()
         return 0 if code is None else code
+
+    def wait_until_ready(self, ready_file: Path) -> ReadyHub | None:
+        """Wait until this hub has written its ready file; ``None`` if it has ended, or takes too long."""
+        deadline = monotonic() + START_SECONDS
+        while (ready := read_ready_file(ready_file)) is None:
+            if self.ended() is not None or monotonic() > deadline:
+                return None
+            sleep(_POLL_SECONDS)
+        return ready
+
+    def end_by(self, deadline: float) -> bool:
+        """Wait for its end until a time, then kill it and what it has started; return whether it ended by itself."""
+        if self.process is None:
+            return True
+        self.process.join(max(deadline - monotonic(), 0))
+        ended = not self.process.is_alive()
+        self.kill()
+        return ended
 
     def signal(self, number: int) -> None:
         """Send it a signal."""

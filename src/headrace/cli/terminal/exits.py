@@ -17,7 +17,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperArgument, TyperGroup
 
-from headrace.errors import DamagedError, HeadraceError, UsageError
+from headrace.errors import DamagedError, HeadraceError, UsageError, system_reason
 
 FAILED: Final = 1
 USAGE_ERROR: Final = 2
@@ -111,7 +111,7 @@ def _report(error: HeadraceError | OSError) -> int:
             sentence += "; `headrace log repair --dry-run` shows what can be done"
         case OSError():
             where = "" if error.filename is None else f"{error.filename}: "
-            sentence = f"{where}{(error.strerror or str(error)).lower()}"
+            sentence = f"{where}{system_reason(error)}"
     return _print_error(sentence, code)
 
 

@@ -21,7 +21,7 @@ from headrace.config.first_key import read_first_key
 from headrace.config.key_files import key_of_client
 from headrace.config.settings import find
 from headrace.config.sources import CA_VARIABLE, CLIENT_VARIABLE, KEY_VARIABLE, PIN_VARIABLE, variable_of
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.protocols import with_tls
 
 logger = logging.getLogger("headrace")
@@ -248,6 +248,17 @@ def _first_client(settings: Settings) -> Credentials | None:
     where = settings.auth.first_key
     found = None if where is None else read_first_key(where, settings.source(FIRST_KEY))
     return None if found is None else Credentials(found[0], found[1].reveal())
+
+
+def committed_head(settings: Settings, client_id: str | None) -> int | None:
+    """Return the last message that the running hub has committed: its files may have later ones."""
+    from headrace.cli.hubs.running_hub import find_running_hub
+
+    try:
+        hub = find_running_hub(settings.node.data / "log", find_credentials(client_id, settings))
+    except HeadraceError:
+        return None
+    return None if hub is None else hub.head()
 
 
 _LOG_FILES: Final = (".open", ".arrow", ".index", ".snapshot")

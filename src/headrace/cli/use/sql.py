@@ -14,13 +14,13 @@ from headrace.cli.terminal.options import (
     DoorScheme,
     Json,
     LinkUrl,
+    committed_head,
     existing_log,
-    find_credentials,
     hub_access,
     load_settings,
 )
 from headrace.cli.terminal.output import console, on_terminal, plain_table
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ def sql(
     load_duckdb()
     settings = load_settings(None, data)
     if data is not None or (url is None and (settings.node.data / "log").exists()):
-        committed = _committed(settings, client_id)
+        committed = committed_head(settings, client_id)
         found = query_files(query, existing_log(settings), as_of, committed=committed)
     else:
         access = hub_access(url, DoorScheme.TUBE, client_id)
@@ -90,17 +90,6 @@ def sql(
     typer.echo(
         f"headrace: exact for log {about['headrace.log']} up to message {about['headrace.head']}", err=True
     )
-
-
-def _committed(settings: Any, client_id: str | None) -> int | None:
-    """Return the last message that the running hub has committed: its files may have later ones."""
-    from headrace.cli.hubs.running_hub import find_running_hub
-
-    try:
-        hub = find_running_hub(settings.node.data / "log", find_credentials(client_id))
-        return None if hub is None else int(hub.status()["head"])
-    except HeadraceError:
-        return None
 
 
 def _write(found: pa.Table, form: ResultFormat) -> None:

@@ -40,7 +40,7 @@ from headrace.log.damage.repair_plan import (
     decide,
     files_of,
 )
-from headrace.log.files import Descriptor, WriterLock, making, sync_directory, translating, write_whole
+from headrace.log.files import Descriptor, WriterLock, making, translating, write_whole
 from headrace.log.frame_file import HEADER_BYTES, READ_BYTES, FileHeader, read_label, walk
 from headrace.log.sealed.entries_file import EntriesWriter
 from headrace.log.sealed.index import ENTRIES_LOST
@@ -49,6 +49,7 @@ from headrace.log.sealed.writing import SegmentEnd, write_segment
 from headrace.log.snapshots import snapshot
 from headrace.log.tail import TailFile
 from headrace.message import Batch
+from headrace.platforms import sync_path
 
 __all__ = ["Keep", "Report", "plan", "repair"]
 
@@ -101,13 +102,13 @@ def _perform(report: Report) -> Report:
     marker = _Marker(aside.name, report.uuid_before, report.uuid_after, made)
     write_whole(directory / recovery.REPAIRING, msgspec.json.encode(marker), sync=True)
     aside.mkdir()
-    sync_directory(directory)
+    sync_path(directory)
     report = replace(report, aside=aside)
     (aside / _REPORT).write_text("".join(f"{line}\n" for line in report.lines()))
     for step in report.steps:
         _perform_step(step, aside, report.uuid_after)
-    sync_directory(aside)
-    sync_directory(directory)
+    sync_path(aside)
+    sync_path(directory)
     return report
 
 
@@ -289,4 +290,4 @@ def _undo(directory: Path, marker: _Marker) -> None:
             # rename() does nothing if both names are links to the same file.
             path.unlink(missing_ok=True)
         aside.rmdir()
-    sync_directory(directory)
+    sync_path(directory)

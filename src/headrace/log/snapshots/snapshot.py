@@ -20,8 +20,9 @@ import msgspec
 
 from headrace.errors import DamagedError
 from headrace.log.checksum import crc32c
-from headrace.log.files import check_version, sync_directory, write_whole
+from headrace.log.files import check_version, write_whole
 from headrace.log.snapshots.pieces import Section, binary_header, in_pieces, map_header
+from headrace.platforms import sync_path
 
 KEPT: Final = 2
 
@@ -103,7 +104,7 @@ def write_frozen(directory: Path, uuid: UUID, state: FrozenState | Snapshot, *, 
     path = path_of(directory, state.op)
     write_whole(path, *pieces_of(uuid, state), sync=sync)
     if sync:
-        sync_directory(directory)
+        sync_path(directory)
     for old in paths(directory)[KEPT:]:
         old.unlink(missing_ok=True)
     return path

@@ -21,11 +21,12 @@ from typing import Final
 from headrace.errors import DamagedError, UsageError
 from headrace.log import watermark
 from headrace.log.checksum import crc32c
-from headrace.log.files import WriterLock, sync_directory, translating, write_whole
+from headrace.log.files import WriterLock, translating, write_whole
 from headrace.log.proof.log_chain import SECTION, write_chain
 from headrace.log.snapshots import snapshot as snapshots
 from headrace.log.snapshots.snapshot import Snapshot
 from headrace.log.tail import TailFile
+from headrace.platforms import sync_path
 
 COPY: Final = "copy"
 """The file that marks a log as a copy, and names its original."""
@@ -54,7 +55,7 @@ def begin(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
             snapshots.write(directory, _with_chain_beside(directory, snapshot, sync=sync), sync=sync)
         _begin_tail(directory, snapshot, 0, sync=sync)
         if sync:
-            sync_directory(directory)
+            sync_path(directory)
 
 
 def begin_anew(directory: Path, snapshot: Snapshot, *, sync: bool) -> None:
@@ -95,7 +96,7 @@ def install(directory: Path, snapshot: Snapshot, time: int) -> None:
         try:
             body = time.to_bytes(8, "little", signed=True) + snapshots.serialize(snapshot)
             write_whole(directory / INSTALLING, crc32c(body).to_bytes(4, "little") + body, sync=True)
-            sync_directory(directory)
+            sync_path(directory)
             finish_installing(directory)
         finally:
             lock.release()
@@ -118,9 +119,9 @@ def finish_installing(directory: Path) -> None:
             old.unlink(missing_ok=True)
     snapshots.write(directory, _with_chain_beside(directory, snapshot, sync=True), sync=True)
     _begin_tail(directory, snapshot, time, sync=True)
-    sync_directory(directory)
+    sync_path(directory)
     path.unlink()
-    sync_directory(directory)
+    sync_path(directory)
 
 
 def _with_chain_beside(directory: Path, snapshot: Snapshot, *, sync: bool) -> Snapshot:

@@ -46,7 +46,7 @@ class DispatcherDoor(TcpDoor["DispatcherStream"]):
 
 
 class DispatcherStream(JoiningStream[DispatcherDoor]):
-    """One matcher, or another dispatcher."""
+    """A connection of a matcher or of another dispatcher."""
 
     def __init__(self, door: DispatcherDoor) -> None:
         super().__init__(door, DispatcherDecoder())
@@ -67,12 +67,12 @@ class DispatcherStream(JoiningStream[DispatcherDoor]):
                 self.send(self.door.dispatcher.heartbeat(int(time())))
 
     def closed(self) -> None:
-        """Break what relied on this matcher."""
+        """Vouch no longer for what this matcher pushed."""
         self.door.dispatcher.lost(self._feeder)
 
 
 class _Target(Dialled["Targets"]):
-    """A connection that pushes go out by."""
+    """A connection that pushes are sent on."""
 
     def __init__(self, door: Targets, address: Address) -> None:
         super().__init__(door, ConnectorDecoder())
@@ -110,7 +110,7 @@ class ConnectorLink(_Target):
             self._join(self.connector, relying=False)
 
     def heartbeat(self) -> bytes:
-        """What tells the connector that we live."""
+        """Return a heartbeat, to which a live connector answers."""
         return serialize(Heartbeat(int(time())))
 
     def take(self, frame: ConnectorMessage) -> None:
@@ -149,7 +149,7 @@ class DispatcherLink(_Target):
         self.send(self.heartbeat())
 
     def heartbeat(self) -> bytes:
-        """What tells the dispatcher that we live, and what we have."""
+        """Return a heartbeat, which names the connectors here."""
         return self.door.dispatcher.heartbeat(int(time()))
 
     def take(self, frame: ConnectorMessage) -> None:

@@ -79,9 +79,9 @@ class MatchQueue:
         self._readers = readers
         self._thread = thread
         self._warm = False
-        """Whether the index's kernels are compiled; the first messages see to that in the thread."""
+        """Whether the index's kernels are compiled: matching the first messages, in the thread, compiles them."""
         self._away = False
-        """Whether messages are just being matched in the thread."""
+        """Whether messages are being matched in the thread."""
         self._cache = EncodedCache(_gather, max_bytes=MAX_WAITING)
         self._cursor = Cursor(self.next, self._cache.find, passes_over=True)
         self._feed = LogFeed(hub.log, self._cursor, self._read, readers, self)

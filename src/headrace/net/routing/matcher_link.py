@@ -1,4 +1,4 @@
-"""A matcher's connection to a dispatcher: what it pushes for clients elsewhere.
+"""A matcher's connection to a dispatcher: pushes for clients elsewhere.
 
 The first of ``matching.dispatchers`` that answers is used. A matcher does not queue: while the connection has no room,
 matching waits (it reads the log later), and without a connection, matches are counted and not pushed. Where connectors
@@ -85,7 +85,7 @@ class MatcherLink(Dialled[ToDispatcher]):
             self.send(data)
 
     def heartbeat(self) -> bytes:
-        """What tells the dispatcher that we live."""
+        """Return a heartbeat."""
         return serialize(Heartbeat(int(time())))
 
     def take(self, frame: ConnectorMessage) -> None:
@@ -97,7 +97,7 @@ class MatcherLink(Dialled[ToDispatcher]):
             self.send(serialize(mark(self._told, self.door.node)))
 
     def drained(self) -> None:
-        """There is room again."""
+        """Go on matching: there is room again."""
         self.door.go_on()
 
     def closed(self) -> None:

@@ -78,7 +78,7 @@ D = TypeVar("D", bound=Dialling[Any])
 
 
 class Dialled(DoorConnection[D]):
-    """A connection that was dialled. It sends heartbeats; a peer that has answered one must go on to."""
+    """A connection that was dialled. It sends heartbeats; a peer that has answered one must answer them all."""
 
     answers: bool = False
     """Whether the peer answers heartbeats. The original has no such answer: silence proves nothing without one."""

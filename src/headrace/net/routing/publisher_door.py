@@ -1,4 +1,4 @@
-"""The ``publisher`` door: messages that say what they are about, over TCP.
+"""The ``publisher`` door: messages with attributes, over TCP.
 
 There is no answer at this door: a publisher hears nothing but the end of the connection. So a publisher is not read
 while the hub is congested, a message past the protocol's 2000 bytes ends the connection with the reason counted, and
@@ -33,7 +33,7 @@ class PublisherDoor(TcpDoor["PublisherStream"]):
         return PublisherStream(self)
 
     def facts(self) -> dict[str, int]:
-        """Publishers subscribe nothing."""
+        """Return no subscriptions: publishers have none."""
         return {}
 
 
@@ -57,7 +57,7 @@ class PublisherStream(DoorConnection[PublisherDoor]):
 
 
 def columns_of(attributes: Sequence[Attributes]) -> pa.RecordBatch | None:
-    """What messages say about themselves as the envelope's two columns; ``None`` where they say nothing.
+    """Convert attributes to the envelope's two columns, one row for each message; ``None`` if there are none at all.
 
     >>> rows = columns_of([{"city": "Oslo", "degrees": -3.0}, {}])
     >>> rows.to_pylist()

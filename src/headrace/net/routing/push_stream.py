@@ -1,4 +1,4 @@
-"""Connections that pushes come in by: their parts are joined, and a silent peer is cut off."""
+"""Connections that pushes arrive on: their parts are joined, and a silent peer is cut off."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Routing(RoutingRules):
             self.connector.advance()
 
     def tick(self, now: float) -> None:
-        """Expire what is due, keep the index in shape, and be on the ring."""
+        """Expire what is due, maintain the index, and stay on the ring."""
         super().tick(now)
         if self._queue is not None:
             self._queue.tick()
@@ -121,7 +121,7 @@ class Routing(RoutingRules):
         threading.Thread(target=load, name="headrace-kernels", daemon=True).start()
 
     def _sort(self, begin: Callable[[], None]) -> None:
-        """Sort subscriptions out, a step in each turn of the event loop."""
+        """Sort out which subscriptions are matched here, one step in each turn of the event loop."""
         begin()
         self._sort_on()
 

@@ -72,7 +72,7 @@ class SdkStream(DoorConnection[SdkDoor]):
         """What the peer's account has for this client."""
 
     def opened(self) -> None:
-        """Ask nothing of a client whose certificate tells who it is."""
+        """Require no ``auth`` of a client whose certificate has shown who it is."""
         required = self.door.context.authentication.required and not self.principal.known
         self._machine = new_session(auth_required=required)
 
@@ -138,11 +138,11 @@ class SdkStream(DoorConnection[SdkDoor]):
 
     @property
     def _reads(self) -> ReadableRows | None:
-        """What the client may read, if not everything."""
+        """The rows that the client may read; ``None`` if it may read everything."""
         return None if self.principal.reads_everything else partial(readable_rows, self.principal)
 
     def drained(self) -> None:
-        """The client has room again."""
+        """Resume pushing: the client has room again."""
         if self._session is not None:
             self.door.connector.resume(self._session)
 
@@ -185,7 +185,7 @@ class SdkStream(DoorConnection[SdkDoor]):
         self.close()
 
     def closed(self) -> None:
-        """The client has gone."""
+        """End the client's session."""
         if self._session is not None:
             self.door.connector.leave(self._session)
             self._session = None

@@ -68,7 +68,7 @@ class StatusStream(DoorConnection[StatusDoor]):
         super().__init__(door, StatusDecoder())
 
     def opened(self) -> None:
-        """Tell where we are."""
+        """Send our place on the ring."""
         self.send(self.door.place.told())
 
     def take(self, frame: StatusMessage) -> None:
@@ -77,12 +77,12 @@ class StatusStream(DoorConnection[StatusDoor]):
             self.send(self.door.place.node())
 
     def judge(self, now: float) -> None:
-        """Close a connection that only listens."""
+        """Close a connection that has been silent for too long."""
         self.judge_silence(now, self.limits.idle_seconds)
 
 
 class ToMatchers(Dialling["MatcherPeer"]):
-    """The other matchers, and which of them are heard."""
+    """Connections to the other matchers, and which of these answer."""
 
     def __init__(self, context: DoorContext, place: RingPosition, matchers: MatcherRing) -> None:
         super().__init__(context, "to_matchers", context.settings.matching.peers, "status")
@@ -95,7 +95,7 @@ class ToMatchers(Dialling["MatcherPeer"]):
         return MatcherPeer(self)
 
     def tick(self, now: float) -> None:
-        """Take matchers off the ring that are gone."""
+        """Take matchers that are gone off the ring."""
         super().tick(now)
         names = {stream.node for stream in self.connections if stream.node is not None}
         all_here = len(names) >= len(self.settings.matching.peers)
@@ -119,11 +119,11 @@ class MatcherPeer(Dialled[ToMatchers]):
         """Its name, once it has said so."""
 
     def opened(self) -> None:
-        """Tell where we are."""
+        """Send our place on the ring."""
         self.send(self.door.place.told())
 
     def heartbeat(self) -> bytes:
-        """What tells the other that we live."""
+        """Return a heartbeat: our node information."""
         return self.door.place.node()
 
     def take(self, frame: StatusMessage) -> None:

@@ -36,6 +36,7 @@ from headrace.hub.sequence import CommitReceiver, Hub
 from headrace.hub.services.objects import ServicePolicy, obey
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
+from headrace.log.files import write_whole
 from headrace.log.snapshots.start_after import check_original
 from headrace.message import node_id
 from headrace.net.cluster.node import ClusterNode
@@ -353,10 +354,7 @@ class Server:
 
     def write_ready_file(self, path: Path) -> None:
         """Write the addresses of all doors, atomically: every door accepts."""
-        content = msgspec.json.encode({"pid": os.getpid(), **self.doors})
-        making = path.with_name(path.name + ".making")
-        making.write_bytes(content + b"\n")
-        making.replace(path)
+        write_whole(path, msgspec.json.encode({"pid": os.getpid(), **self.doors}), b"\n", sync=False)
 
     def _open_hub(self, log: Log) -> None:
         settings = self.settings

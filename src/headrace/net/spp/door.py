@@ -163,7 +163,7 @@ class SppConnection(DoorConnection[SppDoor]):
         return True
 
     def pause_writing(self) -> None:
-        """Owe the peer the rest; it may publish all the same."""
+        """Stop sending until there is room; the peer may still publish."""
         if self._session is not None:
             self._session.pause()
 
@@ -204,7 +204,7 @@ class SppConnection(DoorConnection[SppDoor]):
         self._transport.close()
 
     def closed(self) -> None:
-        """Forget what the peer is owed."""
+        """Forget what has not been sent to the peer."""
         if self._session is not None:
             self._session.close()
             self._charge_subscriptions()

@@ -56,7 +56,7 @@ _SANDBOX: Final = {"Content-Security-Policy": "sandbox; default-src 'none'; fram
 
 
 def stream_headers(origin: str | None, origins: Collection[str]) -> dict[str, str]:
-    """Return what the answers under ``/v1/`` have besides: ``origin`` is that of the page that asks, if one does."""
+    """Return the additional headers of answers under ``/v1/``; ``origin`` is that of the page that asks, if any."""
     return {**_SANDBOX, **answer_headers(origin, origins)}
 
 
@@ -93,30 +93,22 @@ class AccessCheck:
         if self._guarded(request.path) and not principal.known:
             self._server.access.turned_away("http", str(request.remote), principal.name, "unknown")
             self._server.hub.counters.refuse("http", "unauthenticated", str(request.remote), request.path)
-            refused = refusal(
-                web.HTTPUnauthorized,
-                "auth.required is on: give a client id and its key, or a bearer token, or log in at /login",
-            )
+            why = "auth.required is on: give a client id and its key, or a bearer token, or log in at /login"
             # A script of our page sends people to the login page; a browser would ask them with a box of its own.
             by_script = request.headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
             scheme = "Bearer" if by_script else "Basic"
-            refused.headers[hdrs.WWW_AUTHENTICATE] = f'{scheme} realm="Headrace", charset="UTF-8"'
-            raise refused
+            asks = {hdrs.WWW_AUTHENTICATE: f'{scheme} realm="Headrace", charset="UTF-8"'}
+            raise refusal(web.HTTPUnauthorized, why, asks)
         set_principal(request, principal)
         check_path(self._server.access, request)
         if not request.path.startswith(GUARDED):
             return await handler(request)
-        account, now = (
-            self._server.accounts.of(principal, str(request.remote)),
-            asyncio.get_running_loop().time,
-        )
+        account = self._server.accounts.of(principal, str(request.remote))
+        now = asyncio.get_running_loop().time
         if request.method == hdrs.METH_GET and (pause := account.wait_to_send(now())) > 0:
             account.paused += 1
-            refused = refusal(
-                web.HTTPTooManyRequests, "above what is sent to this client a second: ask again later"
-            )
-            refused.headers[hdrs.RETRY_AFTER] = str(ceil(pause))
-            raise refused
+            why = "above what is sent to this client a second: ask again later"
+            raise refusal(web.HTTPTooManyRequests, why, {hdrs.RETRY_AFTER: str(ceil(pause))})
         response = await handler(request)
         # What is sent as it comes has no length; whoever sends it counts it.
         account.send(response.content_length or 0, now())
@@ -126,7 +118,7 @@ class AccessCheck:
         return self._server.settings.auth.required and path.startswith(GUARDED) and path not in OPEN
 
     def _check_origin(self, request: web.Request) -> None:
-        """Refuse what a foreign web page has a browser send."""
+        """Refuse a request that a foreign web page made a browser send."""
         if not request.path.startswith(STREAMS):
             if OURS not in request.headers:
                 raise refusal(
@@ -137,7 +129,7 @@ class AccessCheck:
 
 
 def is_own_name(transport: asyncio.BaseTransport | None, name: str) -> bool:
-    """Whether a name is one by which the hub is asked at the address that a connection came to."""
+    """Whether a name may stand for the hub at the address that a connection came to."""
     here = None if transport is None else transport.get_extra_info("sockname")
     if here is None or not ip_address(here[0].partition("%")[0]).is_loopback:
         return True

@@ -31,7 +31,7 @@ _ANY_ATTRIBUTE: Final = re.compile(rf"\b{ATTRIBUTE}[\w.~!#$%&'*+^`|-]+", re.ASCI
 
 
 def check_origin(request: web.Request, origins: Collection[str]) -> None:
-    """Refuse what a page of an origin that is neither the hub's own nor configured has a browser send."""
+    """Refuse a request from a page whose origin is neither the hub's own nor configured."""
     # Whoever is no browser sends no origin.
     origin = request.headers.get(hdrs.ORIGIN)
     if origin is not None and origin != f"{request.scheme}://{request.host}" and origin not in origins:
@@ -39,7 +39,7 @@ def check_origin(request: web.Request, origins: Collection[str]) -> None:
 
 
 def answer_preflight(request: web.Request) -> web.Response:
-    """Answer what a browser asks before a request, which it sends only if :func:`answer_headers` allow the origin."""
+    """Answer a preflight; the browser sends the request only if :func:`answer_headers` allows its origin."""
     attributes = _ANY_ATTRIBUTE.findall(request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, ""))
     headers = {
         hdrs.ALLOW: _METHODS,

@@ -1,4 +1,4 @@
-"""The header ``Forwarded``: for whom a proxy asks. It is believed of the proxies in ``limits.proxies`` alone.
+"""The header ``Forwarded``: the client that a proxy speaks for. Only proxies in ``limits.proxies`` are believed.
 
 Each proxy on the way adds an element at the end. So the last one that a proxy of ours has added names whom it got the
 request from; if that is a proxy of ours too, the one before counts. What a client may have written itself is never
@@ -27,14 +27,7 @@ def origin_of(headers: Sequence[str], peer: str, proxies: Container[str]) -> str
     >>> origin_of(["for=192.0.2.1"], "203.0.113.7", ["10.0.0.1"])
     '203.0.113.7'
     """
-    if peer not in proxies or not headers:
-        return peer
-    origin = peer
-    for element in reversed(_elements(", ".join(headers))):
-        if origin not in proxies:
-            break
-        origin = _address(element.get("for", ""))
-    return origin
+    return _asked_for(headers, peer, proxies)[0]
 
 
 def came_by_tls(headers: Sequence[str], peer: str, proxies: Container[str]) -> bool:
@@ -45,12 +38,18 @@ def came_by_tls(headers: Sequence[str], peer: str, proxies: Container[str]) -> b
     >>> came_by_tls(["for=203.0.113.7;proto=https"], "203.0.113.7", ["10.0.0.1"])
     False
     """
+    return _asked_for(headers, peer, proxies)[1].lower() == "https"
+
+
+def _asked_for(headers: Sequence[str], peer: str, proxies: Container[str]) -> tuple[str, str]:
+    """Find the address that a request comes from, and the scheme by which our outermost proxy got it."""
     origin, scheme = peer, ""
-    for element in reversed(_elements(", ".join(headers))):
-        if origin not in proxies:
-            break
-        origin, scheme = _address(element.get("for", "")), element.get("proto", "")
-    return scheme.lower() == "https"
+    if peer in proxies and headers:
+        for element in reversed(_elements(", ".join(headers))):
+            if origin not in proxies:
+                break
+            origin, scheme = _address(element.get("for", "")), element.get("proto", "")
+    return origin, scheme
 
 
 def _elements(header: str) -> list[dict[str, str]]:

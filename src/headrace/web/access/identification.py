@@ -92,7 +92,7 @@ class Identification:
         return COOKIE_UNDER_TLS if self.is_secure(request) else COOKIE
 
     def by_certificate(self, transport: asyncio.BaseTransport | None) -> Principal:
-        """Return who has opened a connection, by the certificate; without one, whoever is anonymous."""
+        """Identify the peer of a connection by its certificate; without one, it is anonymous."""
         names = certificate_names(None if transport is None else transport.get_extra_info("peercert"))
         return self._server.access.principals.of_peer("", next(iter(names), ""))
 
@@ -101,11 +101,8 @@ class Identification:
         if pause:
             self._server.hub.counters.refuse("http", "too_many_failures", str(request.remote), request.path)
             self._server.access.turned_away("http", str(request.remote), _named(who), "too_many_failures")
-            refused = refusal(
-                web.HTTPTooManyRequests, "too many attempts have failed from this address: wait"
-            )
-            refused.headers[hdrs.RETRY_AFTER] = str(ceil(pause))
-            raise refused
+            why = "too many attempts have failed from this address: wait"
+            raise refusal(web.HTTPTooManyRequests, why, {hdrs.RETRY_AFTER: str(ceil(pause))})
 
     def _noted(self, request: web.Request, who: str, found: Principal | None) -> Principal | None:
         attempts = self._server.authentication.attempts

@@ -19,6 +19,7 @@ from headrace.net.server.process import Server
 from headrace.web.access.identification import Identification
 from headrace.web.access.rights import principal_of
 from headrace.web.access.sessions import LONGEST_SECONDS
+from headrace.web.answers import as_json
 from headrace.web.refusals import refusal
 
 MAX_BODY: Final = 8 << 10
@@ -70,7 +71,7 @@ class Login:
             raise refusal(web.HTTPForbidden, f"this {what} is not known here")
         self._server.access.let_in(found, "http", peer)
         self._forget(request)
-        answer = _json({"name": found.name})
+        answer = as_json({"name": found.name})
         answer.set_cookie(
             self._identification.cookie_name(request),
             self._identification.sessions.begin(found, monotonic()),
@@ -84,7 +85,7 @@ class Login:
 
     async def _log_out(self, request: web.Request) -> web.Response:
         self._forget(request)
-        answer = _json({})
+        answer = as_json({})
         answer.del_cookie(
             self._identification.cookie_name(request),
             path="/",
@@ -94,7 +95,7 @@ class Login:
 
     async def _me(self, request: web.Request) -> web.Response:
         me = principal_of(request)
-        return _json(
+        return as_json(
             {
                 "name": me.name,
                 "anonymous": me.anonymous,
@@ -107,11 +108,3 @@ class Login:
     def _forget(self, request: web.Request) -> None:
         if (cookie := request.cookies.get(self._identification.cookie_name(request))) is not None:
             self._identification.sessions.end(cookie)
-
-
-def _json(content: dict[str, object]) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(content),
-        content_type="application/json",
-        headers={"Cache-Control": "no-store"},
-    )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from time import time
 
-import msgspec
 from aiohttp import web
 
 from headrace.config import Address
 from headrace.errors import WireError
 from headrace.net.server.process import Server
+from headrace.web.answers import as_json
 from headrace.wire.sdk.auth import client_id_text, parse_client_id, sign
 
 _ANY = ("0.0.0.0", "::")
@@ -37,7 +37,7 @@ def answer(server: Server, request: web.Request) -> web.Response:
     # A token is valid once, so no two may have the same time.
     timestamp = f"{time():.6f}"
     token = sign(key.reveal().encode() if key is not None else b"", client, timestamp)
-    return _json(
+    return as_json(
         {"status": "ok", "timestamp": timestamp, "token": token, "connector": _connector(server, request)}
     )
 
@@ -53,8 +53,4 @@ def _connector(server: Server, request: web.Request) -> str:
 
 def _refused(server: Server, request: web.Request, status: int, reason: str, detail: str) -> web.Response:
     server.hub.counters.refuse("preauth", reason, request.remote or "somebody", detail)
-    return _json({"status": "error", "reason": detail}, status)
-
-
-def _json(content: dict[str, str], status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
+    return as_json({"status": "error", "reason": detail}, status)

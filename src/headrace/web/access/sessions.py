@@ -36,7 +36,7 @@ class Session:
 
 
 class Sessions:
-    """The open sessions, those first that were used the longest ago; ``now`` in seconds of a steady clock."""
+    """The open sessions, least recently used first; ``now`` in seconds of a steady clock."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[bytes, Session] = OrderedDict()

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from aiohttp import web
 
-from headrace.errors import FullError, LimitError, StorageError, UsageError
+from headrace.errors import LimitError, StorageError, UsageError
 from headrace.hub.access.principal import Action
 from headrace.hub.filters import Filter
 from headrace.message import MAX_SEQUENCE, Batch
@@ -22,7 +22,7 @@ from headrace.net.server.process import Server
 from headrace.net.server.status.report import measured
 from headrace.net.server.status.shown_facts import shown_to
 from headrace.web.access.rights import check, principal_of
-from headrace.web.answers import COMMIT_SECONDS, as_json, number_in, published
+from headrace.web.answers import as_json, body_as, failed, number_in, published
 from headrace.web.api import messages
 from headrace.web.api.history import History, Levels, Sample, jobs_from, measured_from
 from headrace.web.events import NextValue
@@ -198,8 +198,7 @@ class Api:
             raise refusal(
                 web.HTTPUnprocessableEntity, f"{len(payload)} bytes: {most} is limits.message_bytes"
             )
-        result = await committed(self._server, _batch(request, wanted, payload))
-        return failed(result) if isinstance(result, StorageError) else published(result)
+        return published(await committed(self._server, _batch(request, wanted, payload)))
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
         kept, connector = self._server.subscriptions, self._server.routing.connector
@@ -263,12 +262,6 @@ class Api:
         return messages.SearchResult.of(search)
 
 
-def failed(error: StorageError) -> web.Response:
-    """Answer that the log could not take something."""
-    # 507 Insufficient Storage: nothing is lost, and the hub keeps trying.
-    return as_json({"error": str(error)}, status=507 if isinstance(error, FullError) else 500)
-
-
 def _filter(request: web.Request) -> Filter:
     topic, origin = request.query.get("topic") or None, request.query.get("origin") or None
     try:
@@ -302,14 +295,12 @@ def _attributes(request: web.Request) -> dict[str, Predicate]:
 
 async def _publication(request: web.Request) -> tuple[Publication, bytes]:
     """Parse the message in a request's body; give its payload too."""
-    async with asyncio.timeout(COMMIT_SECONDS):
-        body = await request.read()
+    wanted = await body_as(request, Publication, "not a message")
     try:
-        wanted = msgspec.json.decode(body, type=Publication)
         if wanted.payload_base64 is None:
             return wanted, wanted.payload.encode()
         return wanted, b64decode(wanted.payload_base64, validate=True)
-    except (msgspec.DecodeError, ValueError) as error:
+    except ValueError as error:
         raise refusal(web.HTTPBadRequest, f"not a message: {error}") from None
 
 

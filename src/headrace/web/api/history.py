@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from headrace.hub.counters import Counters
+from headrace.log.files import write_whole
 
 SAMPLES: Final = 600
 """Samples that are kept: ten minutes of seconds, some 200 KB."""
@@ -95,9 +96,7 @@ class History:
 
     def save(self, path: Path) -> None:
         """Write the samples to a file, for :meth:`load` after a restart."""
-        making = path.with_name(path.name + ".making")
-        making.write_bytes(msgspec.json.encode(list(self.samples)))
-        making.replace(path)
+        write_whole(path, msgspec.json.encode(list(self.samples)), sync=False)
 
     def load(self, path: Path, now: float) -> None:
         """Go on after the samples in a file, as far as they are of the last minutes."""

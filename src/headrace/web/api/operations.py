@@ -26,8 +26,7 @@ from headrace.log import Log
 from headrace.message import Batch, merge
 from headrace.net.server.process import Server
 from headrace.web.access.rights import DOOR, check, principal_of
-from headrace.web.answers import as_json, published
-from headrace.web.api.handlers import failed
+from headrace.web.answers import as_json, body_as, failed, published
 from headrace.web.log_reading import in_thread
 from headrace.web.publishing import committed, message_batch
 from headrace.web.refusals import refusal
@@ -105,7 +104,7 @@ class Operations:
         }
 
     async def _reset(self, request: web.Request) -> web.Response:
-        asked = await _body(request, Move)
+        asked = await body_as(request, Move, "not what is expected here")
         self._check_use(request, asked.consumer, "reset consumer")
         consumer, log = self._consumer(asked.consumer), self._server.hub.log
         match asked.to:
@@ -122,7 +121,7 @@ class Operations:
         return await self._changed(cursors.reset(consumer.name, seq), consumer.name)
 
     async def _remove(self, request: web.Request) -> web.Response:
-        asked = await _body(request, Move)
+        asked = await body_as(request, Move, "not what is expected here")
         self._check_use(request, asked.consumer, "remove consumer")
         consumer = self._consumer(asked.consumer)
         return await self._changed(cursors.remove(consumer.name), consumer.name)
@@ -136,7 +135,7 @@ class Operations:
 
     async def _redeliver(self, request: web.Request) -> web.Response:
         """Publish a dead letter's original once more, under its own topic: every reader of that gets it."""
-        asked = await _body(request, Redelivery)
+        asked = await body_as(request, Redelivery, "not what is expected here")
         consumer, log = self._consumer(asked.consumer), self._server.hub.log
         if not log.first <= asked.seq <= log.head:
             raise refusal(web.HTTPNotFound, f"there is no message {asked.seq}")
@@ -153,8 +152,7 @@ class Operations:
         attributes = {name: value for name, value in letter.attributes.items() if name not in ADDED}
         topic = letter.attributes.get("dead.topic", "")
         again = message_batch(request, topic, letter.payload, attributes, letter.numbers)
-        result = await committed(self._server, again)
-        return failed(result) if isinstance(result, StorageError) else published(result)
+        return published(await committed(self._server, again))
 
     def _check_use(self, request: web.Request, name: str, action: str) -> None:
         """Refuse who may not use a consumer; note who changes it."""
@@ -198,7 +196,7 @@ class Operations:
         return as_json({"connections": shown, "total": len(every)})
 
     async def _close(self, request: web.Request) -> web.Response:
-        asked = await _body(request, Closing)
+        asked = await body_as(request, Closing, "not what is expected here")
         if not self._server.access.disconnect(asked.connection):
             raise refusal(web.HTTPNotFound, f"there is no connection {asked.connection}: it has ended")
         return as_json({"closed": asked.connection})
@@ -274,12 +272,3 @@ def _rows(log: Log, wanted: Filter, first: int, last: int) -> Iterator[pa.Record
 def _reads(consumer: Consumer, topic: str) -> bool:
     """Return whether a consumer's terms choose a topic."""
     return topic != consumer.dead_letter and TopicTest(consumer.terms.topic).allows(topic)
-
-
-async def _body(request: web.Request, kind: type[Any]) -> Any:
-    async with asyncio.timeout(10):
-        body = await request.read()
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refusal(web.HTTPBadRequest, f"not what is expected here: {error}") from None

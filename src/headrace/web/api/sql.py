@@ -19,7 +19,7 @@ from headrace.client.sql.worker import Question
 from headrace.hub.access.principal import Action
 from headrace.net.server.process import Server
 from headrace.web.access.rights import check, principal_of
-from headrace.web.answers import as_json
+from headrace.web.answers import as_json, body_as
 from headrace.web.refusals import refusal
 
 ASK: Final = "/api/sql"
@@ -51,7 +51,7 @@ class SqlHandlers:
         return [web.post(ASK, self._ask)]
 
     async def _ask(self, request: web.Request) -> web.Response:
-        asked = await self._parsed(request)
+        asked = await body_as(request, Asked, "not a question", SECONDS)
         if not principal_of(request).reads_everything:
             check(self._server.access, request, Action.READ, "**")
             raise refusal(web.HTTPForbidden, "a query can be about every message: it needs the right read **")
@@ -72,13 +72,6 @@ class SqlHandlers:
             why = msgspec.json.decode(answer, type=dict[str, str])["error"]
             raise refusal(web.HTTPUnprocessableEntity, why)
         return as_json(msgspec.Raw(answer))
-
-    async def _parsed(self, request: web.Request) -> Asked:
-        try:
-            async with asyncio.timeout(SECONDS):
-                return msgspec.json.decode(await request.read(), type=Asked)
-        except (msgspec.DecodeError, TimeoutError) as error:
-            raise refusal(web.HTTPBadRequest, f"not a question: {error}") from None
 
 
 async def _answered(question: bytes) -> bytes:

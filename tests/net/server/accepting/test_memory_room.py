@@ -11,7 +11,7 @@ from tests.net.conftest import Dial
 from tests.net.linkpeer import link_peer, rows
 from tests.net.raw import running_hub, until
 
-from headrace.config import load, sections
+from headrace.config import declaring, load
 from headrace.net.server.accepting.memory_room import RELIEF, give_back, own_memory
 from headrace.web.door import start as start_http
 
@@ -75,7 +75,7 @@ def test_the_default_is_a_share_of_what_this_machine_or_its_group_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     group = tmp_path_factory.mktemp("group") / "memory.max"
-    monkeypatch.setattr(sections, "_GROUP_MEMORY", (str(group), "/nowhere"))
+    monkeypatch.setattr(declaring, "_GROUP_MEMORY", (str(group), "/nowhere"))
     machine = load(environ={}).limits.memory
     assert machine is not None
     assert machine > 1 << 28

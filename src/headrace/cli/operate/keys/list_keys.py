@@ -7,6 +7,7 @@ from typing import Any, Final
 from headrace.cli.terminal.options import Config, Json, Sets, load_settings
 from headrace.cli.terminal.output import console, plain_table, print_json, wants_json
 from headrace.config import Settings
+from headrace.errors import system_reason
 
 EXAMPLES: Final = (
     ("Of the file that HEADRACE_CONFIG names:", "headrace keys list"),
@@ -78,5 +79,5 @@ def _problem(settings: Settings, name: str) -> str:
     try:
         mode = path.stat().st_mode & 0o777
     except OSError as error:
-        return f" ({(error.strerror or str(error)).lower()})"
+        return f" ({system_reason(error)})"
     return f" (mode {mode:o}: chmod 600)" if mode & 0o077 else ""

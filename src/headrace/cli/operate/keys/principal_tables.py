@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.operate.keys.secret_files import replace_content
-from headrace.errors import UsageError
+from headrace.errors import UsageError, system_reason
 
 
 def principal_table(name: str, members: Mapping[str, str | Sequence[str]]) -> str:
@@ -57,7 +57,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_bytes().decode()
         return text, tomllib.loads(text)
     except OSError as error:
-        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{path}: {system_reason(error)}") from None
     except ValueError as error:
         raise UsageError(f"{path} is no TOML in UTF-8: {error}") from None
 

@@ -1,4 +1,4 @@
-"""``keys revoke``: a principal's right is gone, in the hub's file and in the files with its secrets."""
+"""``keys revoke``: remove a principal from the hub's file, and the files with its secrets."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from headrace.errors import UsageError
+from headrace.errors import UsageError, system_reason
 
 
 def make_directory(path: Path) -> None:
@@ -13,7 +13,7 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{path}: {system_reason(error)}") from None
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -29,7 +29,7 @@ def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
             f"{path} is there already: it is not replaced; revoke it, or choose another name"
         ) from None
     except OSError as error:
-        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{path}: {system_reason(error)}") from None
 
 
 def replace_content(path: Path, content: str) -> None:
@@ -42,4 +42,4 @@ def replace_content(path: Path, content: str) -> None:
         making.chmod(mode)
         making.replace(path)
     except OSError as error:
-        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{path}: {system_reason(error)}") from None

@@ -24,7 +24,7 @@ from headrace.cli.terminal.options import (
     load_settings,
 )
 from headrace.cli.terminal.output import counted, print_result
-from headrace.errors import StorageError, UsageError
+from headrace.errors import StorageError, UsageError, system_reason
 
 if TYPE_CHECKING:
     from headrace.message import Batch
@@ -149,14 +149,13 @@ def _open_output(output: Path | None) -> Iterator[IO[bytes]]:
     if output is None:
         yield sys.stdout.buffer
         return
-    temporary = output.with_name(output.name + ".making")
-    try:
-        file = temporary.open("wb")
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {(error.strerror or str(error)).lower()}") from None
-    try:
+    from headrace.log.files import making
+
+    with making(output) as unfinished:
+        try:
+            file = unfinished.open("wb")
+        except OSError as error:
+            raise UsageError(f"{output} cannot be written: {system_reason(error)}") from None
         with file:
             yield file
-        temporary.replace(output)
-    finally:
-        temporary.unlink(missing_ok=True)
+        unfinished.replace(output)

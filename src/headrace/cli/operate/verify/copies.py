@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from headrace.archive.copy import ArchiveCopy
 from headrace.archive.table import open_table
-from headrace.cli.terminal.options import DoorScheme, door_of, existing_log, find_credentials, hub_access
+from headrace.cli.terminal.options import DoorScheme, committed_head, door_of, existing_log, hub_access
 from headrace.client.link_copy import HubCopy
 from headrace.client.sync import SyncLinkClient
 from headrace.config import Settings
-from headrace.errors import HeadraceError
 from headrace.log import Log
 from headrace.log.proof.chain import Chain
 from headrace.message import merge
@@ -61,21 +60,9 @@ def copy_at(
         return
     if place is not None:
         settings = settings.override({"node.data": Path(place)}, source="the directory")
-    directory = existing_log(settings)
-    log = Log.open(directory, read_only=True)
+    log = Log.open(existing_log(settings), read_only=True)
     try:
-        yield LogCopy(log, min(log.head, _committed(directory, settings, client_id, log.head)))
+        committed = committed_head(settings, client_id)
+        yield LogCopy(log, log.head if committed is None else min(log.head, committed))
     finally:
         log.close()
-
-
-def _committed(directory: Path, settings: Settings, client_id: str | None, tail: int) -> int:
-    """Return the last message that the running hub has committed: its files may have later ones."""
-    from headrace.cli.hubs.running_hub import find_running_hub
-
-    try:
-        hub = find_running_hub(directory, find_credentials(client_id, settings))
-    except HeadraceError:
-        return tail
-    committed = None if hub is None else hub.head()
-    return tail if committed is None else committed

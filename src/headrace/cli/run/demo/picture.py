@@ -6,8 +6,7 @@ lists get shorter, and what is lowest is left out.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -51,10 +50,8 @@ class DemoPicture:
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *why: Any) -> None:
+        self._live.__exit__(*why)
 
     def update(self) -> None:
         """Draw the present state."""

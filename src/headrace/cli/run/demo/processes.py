@@ -19,7 +19,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.cli.hubs.ready_file import read_ready_file
 from headrace.cli.terminal.child_process import ChildProcess
 from headrace.cli.terminal.exits import USAGE_ERROR, exit_with_code
 from headrace.cli.terminal.options import load_settings
@@ -30,11 +29,8 @@ from headrace.errors import UnreachableError
 if TYPE_CHECKING:
     from headrace.demo.play import SparkEnd
 
-_START_SECONDS: Final = 90.0
-"""The first start on a machine compiles the kernels."""
 _STOP_SECONDS: Final = 8.0
 _SPARK_STOP_SECONDS: Final = 2.0
-_POLL: Final = 0.05
 
 JOB: Final = "fleet"
 JOBS: Final = (JOB, "measure")
@@ -61,11 +57,8 @@ class DemoProcesses:
             source="the demo",
         )
         self.hub.start(_run_hub, settings, self._ready, self._output("hub"))
-        deadline = time.monotonic() + _START_SECONDS
-        while (ready := read_ready_file(self._ready)) is None:
-            if self.hub.ended() is not None or time.monotonic() > deadline:
-                raise UnreachableError("the hub", f"it does not start: {self._last_line('hub')}")
-            time.sleep(_POLL)
+        if (ready := self.hub.wait_until_ready(self._ready)) is None:
+            raise UnreachableError("the hub", f"it does not start: {self._last_line('hub')}")
         self.doors = ready.doors
 
     def start_spark(self, jobs: Sequence[str]) -> None:
@@ -90,9 +83,7 @@ class DemoProcesses:
             child.signal(signal.SIGTERM)
         begun = time.monotonic()
         for child, seconds in children:
-            if child.process is not None:
-                child.process.join(max(begun + seconds - time.monotonic(), 0))
-            child.kill()
+            child.end_by(begun + seconds)
 
     def _output(self, name: str) -> Path:
         return self._directory / f"{name}.log"

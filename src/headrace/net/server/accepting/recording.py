@@ -22,7 +22,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from headrace.client.udp_offload import UDP_SEGMENT, segment_size
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, system_reason
 from headrace.wire.capture import MAX_CHUNK, Capture, Chunk, serialize
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Recorder:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"a directory that can be written; {(error.strerror or str(error)).lower()}"
+            problem = f"a directory that can be written; {system_reason(error)}"
             raise ConfigError(str(directory), None, source="--record", expected=problem) from None
 
     def door_at(self, sock: socket.socket) -> str | None:
