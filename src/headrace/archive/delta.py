@@ -61,7 +61,7 @@ class DeltaLedger:
                 "there is no deltalake: pip install '.[delta]' in Headrace's repository brings it along"
             ) from None
         self.folder = folder
-        where, options = _uri(folder), _storage_options(folder)
+        where, options = folder.path if folder.local else folder.uri, _storage_options(folder)
         with _opening(folder.path):
             if log is not None:
                 deltalake.DeltaTable.create(
@@ -194,11 +194,6 @@ def _micros(then: datetime) -> int:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def _uri(folder: Folder) -> str:
-    """A table's place as ``deltalake`` takes it."""
-    return folder.path if folder.local else folder.uri
 
 
 def _storage_options(folder: Folder) -> dict[str, str]:

@@ -128,7 +128,6 @@ class ManifestLedger:
             self.folder.sub(MAKING).remove_older(age)
 
     def _finish(self) -> None:
-        """Finish an entry that was claimed and not done."""
         if f"{self._number + 1:012d}.json" in self._manifest.names():
             self._place(self._number + 1)
 

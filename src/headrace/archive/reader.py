@@ -185,7 +185,6 @@ class ArchiveReader:
         return files[0]
 
     def _piece(self, seq: int) -> _Piece:
-        """Return the piece with a message, decoded and checked."""
         file = self._file(seq)
         footer = self._footer(file)
         group = footer.group_of(seq)

@@ -139,6 +139,5 @@ def connect_sync(url: str = "tube://", hosts: str | None = None, **options: Any)
 
 
 def _client_class(url: str) -> Any:
-    """Find the client's class by the URL's scheme."""
     package, name = _CLIENTS[scheme_of(url, _CLIENTS)]
     return getattr(import_module(f"headrace.client.{package}.client"), name)

@@ -443,7 +443,6 @@ def _within(number: N, least: float, most: float = sys.maxsize) -> N:
 
 
 def _members(value: object) -> list[object]:
-    """Return the members of a list, which may be text with commas."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return _of(list, value)

@@ -117,7 +117,6 @@ def _reports(vehicles: Sequence[Vehicle], turn: int) -> Reports:
 
 
 def _row(vehicle: Vehicle, report: dict[str, str | float]) -> Row:
-    """Make a message of the link, with topic and attributes."""
     return {
         "topic": vehicle.topic,
         "attributes": {"vehicle": vehicle.name},

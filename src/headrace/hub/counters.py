@@ -103,7 +103,8 @@ class Counters:
         if not at_will:
             return True
         self._at_will[name] += 1
-        return _is_shown(self._at_will[name])
+        count = self._at_will[name]
+        return count <= _SHOWN_SINGLY or count % 1000 == 0
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, str], int]]:
         for (name, labels), counter in sorted(self._counters.items(), key=lambda item: item[0]):
@@ -129,7 +130,3 @@ def address_of(peer: str) -> str:
 
 def _key(labels: Mapping[str, str]) -> Labels:
     return tuple(sorted(labels.items()))
-
-
-def _is_shown(count: int) -> bool:
-    return count <= _SHOWN_SINGLY or count % 1000 == 0

@@ -322,7 +322,6 @@ class Hub:
             self.wake()
 
     def _take_parts(self) -> list[Submission]:
-        """Forget the parts that are not appended yet, and return what was in them."""
         parts, self._parts = self._parts, deque()
         return [each for part in parts for each in part]
 

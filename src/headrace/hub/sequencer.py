@@ -72,7 +72,7 @@ def is_kept(done: Batch) -> bool:
 
 
 class Claim(NamedTuple):
-    """What a publisher says about itself beside its name and numbers."""
+    """A publisher's claims besides its name and numbers."""
 
     epoch: int | None = None
     """The epoch in which it opened its name, if it did."""
@@ -93,7 +93,7 @@ class Opened(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Who opens a publisher's name; ``holder`` is a word of its own, by which a repeat of the request is known."""
+    """The opening of a publisher's name; ``holder`` is a word unique to it, which identifies repeats of the request."""
 
     holder: str
     client: str = ""
@@ -102,7 +102,7 @@ class Opening(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What a query says about a batch beside its rows."""
+    """The terms of a query's batch, besides its rows."""
 
     digest: int = 0
     """That of the rows: see :mod:`headrace.hub.publishing.cover`."""

@@ -44,8 +44,7 @@ class StatePart(Protocol):
         """Restore the part from a snapshot."""
 
 
-@runtime_checkable
-class LargePart(Protocol):
+class LargePart:
     """A part whose section is made in a thread, in pieces, since it may take long."""
 
     def freeze(self) -> Iterator[bytes]:
@@ -53,6 +52,11 @@ class LargePart(Protocol):
 
         Called on the event loop, so it only takes references; the pieces are made in a thread.
         """
+        raise NotImplementedError
+
+    def dump(self) -> bytes:
+        """Return the part as its section of a snapshot, made at once."""
+        return b"".join(self.freeze())
 
 
 @runtime_checkable

@@ -374,7 +374,6 @@ def _packed(form: struct.Struct, batch: Batch, *values: int) -> bytes:
 
 
 def _misfit(batch: Batch) -> str:
-    """Name the field that does not fit a frame."""
     for name, bits in (("origin", 8), ("publisher", 16), ("topic", 16)):
         size = len(getattr(batch, name).encode())
         if size >> bits:

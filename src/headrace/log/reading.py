@@ -295,7 +295,6 @@ class ReadableLog:
         return segments
 
     def _unreadable(self, error: OSError, segment: Segment | Past, first: int, last: int) -> StorageError:
-        """Explain why a segment's file could not be read."""
         if not isinstance(segment, SealedSegment | TailFile):
             raise AssertionError("a past translates its errors") from error
         if not isinstance(error, FileNotFoundError):

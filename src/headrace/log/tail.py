@@ -397,7 +397,6 @@ class TailFile:
         return rewritten
 
     def _decoded(self, columns: FrameColumns, indexes: Sequence[int]) -> list[Batch]:
-        """Read and check frames, given in order."""
         offsets = columns.offsets
         start = offsets[indexes[0]]
         window = os.pread(self.fd, self._stop(columns, indexes[-1]) - start, start)
@@ -420,7 +419,6 @@ class TailFile:
         return label
 
     def _forget_labels(self, end: int) -> None:
-        """Forget the labels from ``end`` on, where the file is being cut."""
         self._written = {label: offset for label, offset in self._written.items() if offset < end}
         self._labels.clear()
 
@@ -505,7 +503,6 @@ class TailFile:
         return TornEnd(self.size, end - self.size, reason) if self.size < end else None
 
     def _forget_from(self, index: int) -> None:
-        """Forget the frames from ``index`` on."""
         columns = self._columns
         if index == len(columns.offsets):
             return

@@ -66,7 +66,7 @@ _crosses = inline(crosses)
 
 @inline
 def _run(segment: Segment, facts: Facts, x: Matrix, fact_of: Ints, message: int, program: int) -> bool:
-    """Run a program on a message. A region's box is checked besides: what is no number is in none."""
+    """Run a program on a message. A region's box is checked too: a value that is not a number is in no box."""
     pool = segment.pool
     attribute = pool[program + 1]
     if pool[program + HEAD] == INSIDE or pool[program + HEAD] == FENCE:

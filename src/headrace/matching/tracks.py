@@ -34,7 +34,7 @@ from headrace.wire.sdk.fence import Track
 from headrace.wire.sdk.predicate import Exists
 
 BLOCK: Final = 1 << 14
-"""Messages of a block of what was previous. A block without a sighting takes no memory."""
+"""Messages in a block of earlier sightings. A block without a sighting takes no memory."""
 
 FEWEST_SLOTS: Final = 1 << 10
 
@@ -98,7 +98,7 @@ class Tracks:
         return sum(trail.nbytes for trails in list(self._trails.values()) for trail in trails)
 
     def at_hand(self, batch: Batch) -> bool:
-        """Whether what is previous to a batch is known without reading the log or waiting."""
+        """Whether the sightings before a batch are known without reading the log or waiting."""
         if not self._fences or self._read is None:
             return True
         if not self._lock.acquire(blocking=False):
@@ -158,7 +158,7 @@ class Tracks:
             return None if trail is None else trail.extend(batch, seen, place, record=record)
 
     def _read_before(self, track: Track, batch: Batch, seen: _Seen, place: Ints, read: Read) -> Matrix:
-        """Make a trail from the log that knows what is previous to a batch."""
+        """Read the log to make a trail that knows the sightings before a batch."""
         with self._lock:
             after, start, end = self._after.get(track, 0), batch.first, batch.first
             furthest = max(self._trails.get(track, ()), key=lambda each: each.next, default=None)
@@ -186,7 +186,7 @@ class Tracks:
         return max(self._after.get(track, 0) + 1, first - self._window, 1)
 
     def _find(self, track: Track, first: int) -> _Trail | None:
-        """A trail that knows what is previous to a message. Without a log to read, it need not have all before it."""
+        """Find a trail that knows the sightings before a message; without a log to read, it need not know all."""
         for trail in self._trails.get(track, ()):
             if trail.start <= first and (first <= trail.next or self._read is None):
                 return trail

@@ -353,7 +353,6 @@ def _own_interrupts() -> Iterator[None]:
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Whether a session was stopped, or has lost its JVM."""
     try:
         context = spark.sparkContext._jsc
         return context is None or bool(context.sc().isStopped())

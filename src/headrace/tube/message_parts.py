@@ -84,7 +84,6 @@ def _header(parts: Parts, fragment_size: int) -> bytes:
 
 
 def _fragments(parts: Parts, fragment_size: int) -> Iterator[list[memoryview]]:
-    """Yield each fragment as the views it consists of."""
     fragment: list[memoryview] = []
     room = fragment_size
     for part in parts:

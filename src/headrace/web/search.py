@@ -107,7 +107,6 @@ class SearchBackward(Search):
 
 
 def _last_rows(batches: list[pa.RecordBatch], count: int) -> list[pa.RecordBatch]:
-    """Keep the last rows of some batches."""
     kept: list[pa.RecordBatch] = []
     for rows in reversed(batches):
         if not count:

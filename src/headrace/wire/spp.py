@@ -209,7 +209,6 @@ class _PacketDecoder(Decoder[F | Ignored]):
         return None
 
     def _read_packet(self) -> Generator[int, None, F | Ignored]:
-        """Read one packet; yield how many bytes must be here before it can continue."""
         inbox = self.inbox
         yield _HEADER.size
         msgtype, length = _HEADER.unpack(inbox.peek(_HEADER.size))

@@ -42,7 +42,6 @@ def hub_at(address: Address, credentials: Credentials | None = None) -> LocalHub
 
 
 def _open_logs(process: Path) -> Iterator[Path]:
-    """Yield the directories whose lock file a process has open."""
     try:
         files = list((process / "fd").iterdir())
     except OSError:

@@ -133,7 +133,6 @@ def _print_error(sentence: str, code: int) -> int:
 
 
 def _drop_stdout() -> None:
-    """Discard what is still buffered, quietly."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

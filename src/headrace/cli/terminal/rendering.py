@@ -103,7 +103,7 @@ def render_messages(messages: Iterable[Message], form: LineFormat, width: int | 
         case LineFormat.JSON:
             rendered = [envelope_line(message) for message in messages]
         case LineFormat.TEXT:
-            rendered = [_plain(message, width) for message in messages]
+            rendered = [_line("\t".join((*_columns(each), "")), each.payload, width) for each in messages]
         case LineFormat.COLOUR:
             rendered = [_coloured(message, width) for message in messages]
     return b"".join(rendered)
@@ -205,10 +205,6 @@ def _line(before: str, payload: bytes, width: int | None, styled: str | None = N
     """Render what stands before a payload, perhaps with styles, and as much of the payload as fits."""
     room = None if width is None else width - cell_len(before.expandtabs())
     return f"{before if styled is None else styled}{fitting(payload, room)}\n".encode()
-
-
-def _plain(message: Message, width: int | None) -> bytes:
-    return _line("\t".join(_columns(message)) + "\t", message.payload, width)
 
 
 def _coloured(message: Message, width: int | None) -> bytes:

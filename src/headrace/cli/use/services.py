@@ -329,7 +329,6 @@ async def _put(hub: HubAccess, service: str, change: bytes) -> None:
 
 
 def _contains(shown: bytes, change: bytes) -> bool:
-    """Return whether what a subscriber was sent, the object or a change to it, includes a change."""
     from headrace.hub.services.merge_patch import apply, parse_object
 
     if shown == change:

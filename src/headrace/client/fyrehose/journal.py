@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 import numpy as np
 
@@ -158,8 +159,7 @@ class Journal:
         return self._bucket.ready() if self._answers else None
 
     def _find(self, first: int, last: int) -> Stretch | None:
-        """Return the oldest stored stretch that holds any of a range."""
-        index = bisect_left(self._delivered, first, lo=self._dropped, key=_last)
+        index = bisect_left(self._delivered, first, lo=self._dropped, key=attrgetter("last"))
         if index < len(self._delivered) and self._delivered[index].first <= last:
             return self._delivered[index]
         # Early messages come after all that was delivered.
@@ -180,7 +180,3 @@ def _within(run: Run, size: int) -> Run:
     """Return the first messages of a run that fit ``size`` bytes as DELIVERs, and at least one."""
     ends = run.offsets[1:] - run.offsets[0] + _DELIVER_HEADER * np.arange(1, len(run) + 1)
     return run.slice(0, max(1, int(np.searchsorted(ends, size, side="right"))))
-
-
-def _last(stretch: Stretch) -> int:
-    return stretch.last

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -86,7 +87,7 @@ class ReorderBuffer:
             run = run.slice(0, fitting)
         if fitting:
             stretch = Stretch(first, _copy(run))
-            self._stretches.insert(bisect_left(self._stretches, first, key=_first), stretch)
+            self._stretches.insert(bisect_left(self._stretches, first, key=attrgetter("first")), stretch)
             self._hollow.update((np.flatnonzero(run.lengths == 0) + first).tolist())
             self.count += fitting
             self.size += stretch.cost
@@ -111,7 +112,7 @@ class ReorderBuffer:
             payload = run[seq - first]
             if not payload or self.size + len(payload) > self._max_bytes:
                 continue
-            index = bisect_left(self._stretches, seq, key=_last)
+            index = bisect_left(self._stretches, seq, key=attrgetter("last"))
             stretch = self._stretches[index]
             payloads = list(stretch.run)
             payloads[seq - stretch.first] = payload
@@ -121,7 +122,7 @@ class ReorderBuffer:
 
     def find(self, first: int, last: int) -> Stretch | None:
         """Return the oldest stretch that holds any of a range."""
-        index = bisect_left(self._stretches, first, key=_last)
+        index = bisect_left(self._stretches, first, key=attrgetter("last"))
         if index < len(self._stretches) and self._stretches[index].first <= last:
             return self._stretches[index]
         return None
@@ -143,14 +144,6 @@ class ReorderBuffer:
 
 def _cost(run: Run) -> int:
     return _STRETCH_BYTES + _OFFSET_BYTES * len(run) + run.size
-
-
-def _first(stretch: Stretch) -> int:
-    return stretch.first
-
-
-def _last(stretch: Stretch) -> int:
-    return stretch.last
 
 
 def _copy(run: Run) -> Run:

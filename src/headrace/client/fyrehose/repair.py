@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice, pairwise
+from operator import attrgetter
 from random import Random
 
 import numpy as np
@@ -222,7 +223,7 @@ class Repair:
             self._learn(first, last, now, events)
         at = first
         while at <= last:
-            index = bisect_left(self._holes, at, key=_last)
+            index = bisect_left(self._holes, at, key=attrgetter("last"))
             hole = self._holes[index] if index < len(self._holes) else None
             if hole is None or at < hole.first:
                 until = min(last, self._known if hole is None else hole.first - 1)
@@ -257,7 +258,6 @@ class Repair:
         self._known = last
 
     def _fill(self, index: int, first: int, run: Run, now: float, events: list[RepairEvent]) -> None:
-        """Take messages that fill a hole, or a part of it."""
         last = first + len(run) - 1
         if first == self._next:
             self._shrink(index, first, last, now, events)
@@ -403,7 +403,3 @@ def _stretches(seqs: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
         return [(0, len(seqs))]
     ends = (np.flatnonzero(seqs[1:] - seqs[:-1] != 1) + 1).tolist()
     return list(pairwise([0, *ends, len(seqs)]))
-
-
-def _last(hole: _Hole) -> int:
-    return hole.last

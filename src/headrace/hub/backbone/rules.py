@@ -201,7 +201,6 @@ class Backbone:
         """Where each cookie was sent; as many as there are subscribers."""
 
     def __len__(self) -> int:
-        """Return the number of subscribers."""
         return len(self._subscribers)
 
     def admits(self, address: str) -> bool:

@@ -41,7 +41,7 @@ from headrace.errors import LimitError, MalformedError, RefusedError, WireError
 from headrace.hub.consumers.outstanding import clip, count
 from headrace.hub.consumers.settlements import PART, Settled, decode, encode, entries
 from headrace.hub.sequence_ranges import Range, Ranges
-from headrace.hub.state import entry
+from headrace.hub.state import LargePart, entry
 from headrace.log.snapshots.pieces import array_header, rows
 from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
 from headrace.protocols import DEAD_LETTER
@@ -193,7 +193,7 @@ class RangesForgotten(NamedTuple):
 ConsumerEvent: TypeAlias = ConsumerReset | ConsumerRemoved | RangesForgotten
 
 
-class Consumers:
+class Consumers(LargePart):
     """All consumers, in the order of their creation."""
 
     name = PART
@@ -202,7 +202,7 @@ class Consumers:
         self.observer: Callable[[ConsumerEvent], None] | None = None
         """Called with each event, after the state has changed."""
         self.known_lag: Callable[[Consumer, int], Lag | None] = lambda _consumer, _head: None
-        """Counts what a consumer has not acknowledged by what was read for its members, if there are any here."""
+        """Counts unacknowledged messages by what was read for the consumer's members, if there are any here."""
         self.members: Callable[[str], int] = lambda _name: 0
         """Counts the members that a consumer has here."""
         self._consumers: dict[str, Consumer] = {}
@@ -304,10 +304,6 @@ class Consumers:
             among = self._dead_letters.get(message.topic)
             if among is not None:
                 self._pass_over(among, message.origin, message.publisher, message.seq)
-
-    def dump(self) -> bytes:
-        """Return the consumers as a snapshot's section."""
-        return b"".join(self.freeze())
 
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the snapshot's section, which a thread makes."""

@@ -220,7 +220,9 @@ class Delivery:
         """
         count = 0
         for first, last in sorted(ranges):
-            if self.pieces >= self._limits.pieces and self._tears(first, last):
+            if self.pieces >= self._limits.pieces and any(
+                each.tears(first, last) for each in (self._taken, self._waiting)
+            ):
                 raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
             for piece in (*self._carve_taken(first, last), *self._waiting.carve(first, last)):
                 count += piece.size
@@ -250,7 +252,7 @@ class Delivery:
 
     def bury(self, first: int, last: int) -> Settled:
         """Remove the rest of a dead letter's range and return it: some may be acknowledged by now."""
-        doomed = self._taken.carve(first, last, _is_doomed)
+        doomed = self._taken.carve(first, last, lambda piece: piece.member == NOBODY)
         return Settled(tuple((piece.first, piece.last) for piece in doomed), self._since)
 
     def trimmed(self, oldest: int) -> list[Range]:
@@ -352,10 +354,3 @@ class Delivery:
             self.frontier = piece.first  # As if it had never been handed out.
         else:
             self._waiting.add(piece._replace(member=NOBODY, deadline=inf))
-
-    def _tears(self, first: int, last: int) -> bool:
-        return self._taken.tears(first, last) or self._waiting.tears(first, last)
-
-
-def _is_doomed(piece: Piece) -> bool:
-    return piece.member == NOBODY

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.hub.state import entry
+from headrace.hub.state import LargePart, entry
 from headrace.log.snapshots.pieces import array_header, rows
 from headrace.message import Batch
 
@@ -84,7 +84,7 @@ class _Publisher:
         self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
 
 
-class PublisherNumbers:
+class PublisherNumbers(LargePart):
     """The names and numbers of all publishers, as part of the hub's state."""
 
     name = "publisher"
@@ -187,10 +187,6 @@ class PublisherNumbers:
                     Span(number, number + end - begin, batch.first + begin),
                     batch.op + end - 1,
                 )
-
-    def dump(self) -> bytes:
-        """Return the names and numbers as a snapshot's section."""
-        return b"".join(self.freeze())
 
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the snapshot's section, which a thread makes."""

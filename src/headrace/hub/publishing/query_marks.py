@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headrace.hub.sequencer import Commit, Published
-from headrace.hub.state import entry
+from headrace.hub.state import LargePart, entry
 from headrace.log.snapshots.pieces import map_rows
 from headrace.message import Batch
 from headrace.wire.link.requests import MAX_NAME, WRITE, Number
@@ -70,7 +70,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     client: str = ""
 
 
-class Queries(dict[str, Marks]):
+class Queries(LargePart, dict[str, Marks]):
     """Every query's latest batches, as part of the hub's state."""
 
     name = "query"
@@ -103,10 +103,6 @@ class Queries(dict[str, Marks]):
     def _forget(self, name: str) -> None:
         del self[name]
         self._writes.pop(name, None)
-
-    def dump(self) -> bytes:
-        """Return the marks as a snapshot's section."""
-        return b"".join(self.freeze())
 
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the snapshot's section, which a thread makes."""

@@ -207,7 +207,6 @@ class RequestBodies:
             self._check_payload(int(batch.run.lengths.max()))
 
     def _check_attributes(self, rows: pa.RecordBatch) -> None:
-        """Refuse a message with too many attributes, or too long ones."""
         count = np.zeros(rows.num_rows, np.int64)
         size = np.zeros(rows.num_rows, np.int64)
         for name in ("attributes", "numbers"):

@@ -1,4 +1,4 @@
-"""What a matched batch has for the sessions of a connector, by arrays: no Python object for each match or message.
+"""The pushes of a matched batch to a connector's sessions, by arrays: no Python object for each match or message.
 
 A client's matches are put together: it gets a message once, with the labels of all its parts that found it. Whatever
 grows with the number of matches is done by compiled code; Python looks up each client and each part once a batch.

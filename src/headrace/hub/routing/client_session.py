@@ -1,4 +1,4 @@
-"""One SDK client's session: what it is owed, and whether that is pushed as it is matched or read from the log.
+"""One SDK client's session: the messages due to it, and whether they are pushed when matched or read from the log.
 
 A session is **live** while everything that is for its client reaches it by a *path*: the matcher in this process, or a
 matcher elsewhere whose pushes come through a dispatcher. Else it has a **cursor** and is fed from the log, with the

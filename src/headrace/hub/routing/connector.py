@@ -196,7 +196,7 @@ class Connector:
         self._feeding.advance()
 
     def resume(self, session: ClientSession) -> None:
-        """Feed a client on that has taken some of what it was sent."""
+        """Continue to feed a client that has taken some of what it was sent."""
         self._feeding.pump(session)
 
     def reroute(self, floor: int | None = None) -> None:

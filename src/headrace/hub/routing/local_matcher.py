@@ -1,4 +1,4 @@
-"""This process's own matcher: the index of the subscriptions that are its to match, and what it pushes to others.
+"""This process's own matcher: the index of its share of the subscriptions, and its pushes to others.
 
 Its owner says which subscriptions those are (``wanted``): all that are at the process's own connector and, where there
 are connectors elsewhere, the share that the ring gives to this matcher. For clients elsewhere it makes one push a
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace.matching.tracks import Read
 
 NO_CAP: Final = 1 << 40
-"""The log's state is obeyed whatever it holds: the doors refuse what is too much before it is in the log."""
+"""No limits here: all that the log's state holds is matched. The doors refuse excess before it gets into the log."""
 
 STEP: Final = 1000
 """Subscriptions judged in one step of sorting out."""
@@ -176,7 +176,7 @@ class LocalMatcher:
 
 
 def add_row(rows: Rows, row: int, *labels: Label) -> None:
-    """Note that a message is for a client, and what it is told of it: of an unnamed subscription nothing."""
+    """Note that a message is for a client, and the label that goes with it: none for an unnamed subscription."""
     rows[row] = tuple(sorted({*rows.get(row, ()), *(label for label in labels if label != UNNAMED)}))
 
 

@@ -1,4 +1,4 @@
-"""The ring of matchers that share the subscriptions, and the rule by which silent ones go off it.
+"""The ring of matchers that share the subscriptions, and the rule that takes silent ones off it.
 
 A matcher that pushes to connectors elsewhere is on the ring. It joins and leaves by entries of the log,
 ``matcher/NAME``: ``{"start": HEX}`` or ``{}``. So every process changes its ring at the same point in the sequence, and

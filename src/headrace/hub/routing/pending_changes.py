@@ -18,7 +18,7 @@ from headrace.wire.sdk.predicate import Alternatives, fence_of, weight
 
 
 class Addition(NamedTuple):
-    """What a change adds at most."""
+    """The most that a change can add."""
 
     parts: int = 0
     """Places in the index."""
@@ -63,7 +63,7 @@ NOTHING_USED: Final = Usage(0, 0)
 
 
 def usage(kept: Subscription | None, pending: PendingChanges) -> Usage:
-    """What a client's subscriptions cost, or soon may."""
+    """The cost of a client's subscriptions, with the changes under way."""
     if kept is None:
         return Usage(pending.parts + pending.weight, len(pending.tracks))
     tracks = pending.tracks.keys() | kept.tracks().keys()
@@ -71,7 +71,7 @@ def usage(kept: Subscription | None, pending: PendingChanges) -> Usage:
 
 
 def addition(kept: Subscription | None, name: str, alternatives: Alternatives) -> Addition:
-    """What a client's subscriptions have more if this one is replaced; no less than nothing."""
+    """How much the cost of a client's subscriptions grows if this one is replaced; 0 if it shrinks."""
     before = [] if kept is None else kept.alternatives(name)
     tracks = frozenset(fence.track(x) for x, fence in filter(None, map(fence_of, alternatives)))
     return Addition(

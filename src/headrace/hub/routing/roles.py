@@ -143,7 +143,7 @@ class RoutingRules:
         self._loading = self.matching.unready = True
 
     def loaded(self) -> None:
-        """The kernels can be used: sort out what came meanwhile, by :meth:`sort_step`."""
+        """Use the kernels from now on; sort out by :meth:`sort_step` what came while they were compiled."""
         self.matching.unready = False
         self.begin_sorting()
 
@@ -192,7 +192,7 @@ class RoutingRules:
                 self.dispatcher.push(self._feeder, mark(batch.last, self.node))
 
     def tick(self, now: float) -> None:
-        """Expire what is due, be on the ring, and tell the dispatcher here so before there is something to push."""
+        """Expire what is due, stay on the ring, and tell the dispatcher here from where on everything is pushed."""
         self._retired.tick(now)
         if self.connector is not None:
             self.connector.tick(now)
@@ -228,7 +228,7 @@ class RoutingRules:
     # What the doors call.
 
     def feeder(self) -> Feeder:
-        """What a new connection that pushes is to the dispatcher: the fleet has many, which are one source."""
+        """Make the feeder for a new connection that pushes; the fleet's many connections are one source."""
         return Feeder(self.fleet if self._spark else PushSource())
 
     def pushed(self, source: PushSource, msg_id: bytes, payload: bytes, clients: bytes) -> None:

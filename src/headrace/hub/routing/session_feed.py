@@ -44,7 +44,7 @@ CACHE_BYTES: Final = 1 << 20
 """Bytes of the newest messages' pushes that are kept encoded."""
 
 _FRAME_OVERHEAD: Final = 128
-"""What a push takes besides its payload: its head, and the objects around it."""
+"""Bytes that a push takes besides its payload: its head, and the objects around it."""
 
 
 class PushFrames(NamedTuple):
@@ -62,7 +62,7 @@ def _push_frames(batches: Sequence[Batch]) -> PushFrames:
 
 
 class SessionFeed:
-    """Sends the sessions of a connector what is for them."""
+    """Sends messages to the sessions of a connector."""
 
     def __init__(
         self, hub: Hub, sessions: Mapping[bytes, ClientSession], read: Read, find_part: FindPart
@@ -275,7 +275,7 @@ class SessionFeed:
 
 
 def _labelled(frame: bytes, labels: tuple[Label, ...]) -> bytes:
-    """A push with what its client is told."""
+    """Add the labels of its client to a push."""
     if not labels:
         return frame
     events: dict[str, list[str]] = {}

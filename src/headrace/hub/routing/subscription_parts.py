@@ -1,4 +1,4 @@
-"""A client's subscriptions as values: what they are made of, and what the matcher and the client know each part by.
+"""A client's subscriptions as values: their parts, each with an id for the matcher and a label for the client.
 
 **Parts.** To a matcher every alternative is a subscription of its own, which it knows by 12 bytes, like a client. The
 only alternative of an unnamed subscription is known by the client's id, as in the document; any other by a hash of the
@@ -34,7 +34,7 @@ Named: TypeAlias = dict[str, list[Fields]]
 
 FENCE: Final = b"fence"
 POLYGON: Final = b"polygon"
-"""What the JSON of such predicates has in it: most have neither, and need not be parsed."""
+"""Names in the JSON of such predicates: most predicates have neither, and need not be parsed."""
 
 
 class Label(NamedTuple):
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
     @property
     def label(self) -> Label:
-        """What the client is told of it."""
+        """The label that the client gets."""
         fence = _fence(self.fields)
         return Label(self.name, "" if fence is None else fence[1].events[0])
 
@@ -135,7 +135,7 @@ def tracks_of(alternatives: Iterable[Fields]) -> set[Track]:
 
 
 def weight_of(alternatives: Iterable[Fields]) -> int:
-    """What the predicates of alternatives cost besides their places in the index: the vertices of polygons."""
+    """The cost of predicates besides their places in the index: one for each vertex of a polygon."""
     word = POLYGON.decode()
     return sum(
         weight(parse_fields(fields))
@@ -157,7 +157,6 @@ def start_fences(alternatives: Iterable[Fields], after: int) -> list[Fields]:
 
 
 def _fence(fields: Fields) -> tuple[str, Fence] | None:
-    """The fence among fields, if there is one."""
     word = FENCE.decode()
     return fence_of({name: parse_field(field.encode()) for name, field in fields.items() if word in field})
 

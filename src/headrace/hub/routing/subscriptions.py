@@ -46,7 +46,7 @@ from headrace.hub.routing.subscription_parts import (
     parts_of,
     weight_of,
 )
-from headrace.hub.state import entry
+from headrace.hub.state import LargePart, entry
 from headrace.log.snapshots.pieces import rows
 from headrace.message import Batch
 from headrace.wire.attribute.items import sized
@@ -81,7 +81,7 @@ class SubscriptionChange(NamedTuple):
 Observer: TypeAlias = Callable[[SubscriptionChange], None]
 
 
-class Subscriptions:
+class Subscriptions(LargePart):
     """All subscriptions, by client id; a part of the state."""
 
     name = PART
@@ -120,7 +120,7 @@ class Subscriptions:
         return self._kept.get(client)
 
     def find_part(self, part: bytes) -> tuple[bytes, Label]:
-        """The client that a matcher's find is for, and what it is told."""
+        """The client that a part belongs to, and the label that it gets."""
         return self._parts.get(part) or self._plain_fences.get(part) or (part, UNNAMED)
 
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
@@ -165,10 +165,6 @@ class Subscriptions:
             self._set(client, kept if named else None)
         elif order.fields is None and old is not None:
             self._set(client, old._replace(connector=self._same(connector), seq=seq, op=op))
-
-    def dump(self) -> bytes:
-        """The subscriptions as a snapshot's section."""
-        return b"".join(self.freeze())
 
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the snapshot's section, which a thread makes."""

@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import LimitError, UsageError, WireError
 from headrace.hub.services.merge_patch import JsonObject, apply_counted, encode, parse_object
-from headrace.hub.state import entry
+from headrace.hub.state import LargePart, entry
 from headrace.log.snapshots.pieces import byte_strings, map_header, rows
 from headrace.message import Batch
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
@@ -130,7 +130,7 @@ class Service:
         return len(self.id.encode()) + self.weight
 
     def frozen(self) -> Value:
-        """Return what the object's text can be made of later: the text itself, if it is there."""
+        """Return the source of the object's text for later: the text itself, if it is there."""
         return self._snapshot or self.value
 
     def changed(self, change: bytes) -> tuple[Value, int]:
@@ -197,7 +197,7 @@ class ChangeRefused(NamedTuple):
 ServiceEvent: TypeAlias = ServiceCreated | ServiceRemoved | ServiceChanged | ChangeRefused
 
 
-class Services:
+class Services(LargePart):
     """All services, in the order of their creation."""
 
     name = PART
@@ -248,10 +248,6 @@ class Services:
             return
         for row, topic, payload in self._rows(batch):
             self._message(topic, payload, batch.first + row)
-
-    def dump(self) -> bytes:
-        """Return the services as a snapshot's section."""
-        return b"".join(self.freeze())
 
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the snapshot's section, which a thread makes; values never change in place."""

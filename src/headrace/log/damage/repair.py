@@ -265,7 +265,6 @@ def _copy_frames(path: Path, header: FileHeader) -> None:
 
 
 def _keep_copy(path: Path, aside: Path) -> None:
-    """Keep a file that is about to be replaced."""
     try:
         os.link(path, aside / path.name)
     except OSError:

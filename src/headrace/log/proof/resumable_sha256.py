@@ -96,7 +96,6 @@ class Sha256:
         return ended._words.astype(">u4").tobytes()
 
     def _take(self, data: bytes | memoryview) -> None:
-        """Take whole chunks."""
         chunks = np.frombuffer(data, np.uint8)
         if len(data) >= _MANY:
             load(__name__)

@@ -231,7 +231,9 @@ def read_topic_index(path: Path, batches: npt.NDArray[Any]) -> TopicIndex:
 
 def check_topic_index(data: bytes, batches: npt.NDArray[Any]) -> None:
     """Raise unless bytes are a whole index of topics for the segment with these record batches."""
-    if len(data) < _HEAD.size + 4 or crc32c(np.frombuffer(data, np.uint8)[:-4]) != _last_integer(data):
+    if len(data) < _HEAD.size + 4 or crc32c(np.frombuffer(data, np.uint8)[:-4]) != int.from_bytes(
+        data[-4:], "little"
+    ):
         raise UnusableIndexError("the index of topics does not match its checksum")
     magic, belongs, form, count, names, places, text = _HEAD.unpack_from(data)
     if form == _NAMES:
@@ -269,10 +271,6 @@ def hashes(topics: pa.Array) -> Wide:
     return mixed
 
 
-def _last_integer(data: bytes) -> int:
-    return int.from_bytes(data[-4:], "little")
-
-
 def _probes(values: Wide, bits: Wide) -> list[Wide]:
     """The bits that hashes set, in filters of ``bits`` bits."""
     low, high = values & np.uint64(0xFFFFFFFF), values >> np.uint64(32) | np.uint64(1)
@@ -280,7 +278,6 @@ def _probes(values: Wide, bits: Wide) -> list[Wide]:
 
 
 def _bloom(topics: pa.Array) -> bytes:
-    """Make a Bloom filter of distinct topics."""
     size = -(-len(topics) * BITS // 64) * 64
     bits = np.zeros(size, np.bool_)
     for place in _probes(hashes(topics), np.full(len(topics), size, np.uint64)):

@@ -251,6 +251,5 @@ class WordTable:
 
 
 def _empty_words(words: int, size: int) -> Words:
-    """A table with room for some words and for their bytes."""
     slots = np.zeros(1 << (2 * words).bit_length(), np.int32)
     return Words(np.empty(size, np.uint8), np.zeros(words + 1, np.int64), slots)

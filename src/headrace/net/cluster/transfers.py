@@ -118,10 +118,6 @@ Make = Callable[[Callable[[], bytes], Callable[[bytes | None], None]], None]
 """Makes a snapshot in a thread, and calls back with it, or with ``None`` if that failed."""
 
 
-def _made_at_once(make: Callable[[], bytes], then: Callable[[bytes | None], None]) -> None:
-    then(make())
-
-
 class Snapshots:
     """Both sides of fetching snapshots; ``now`` is the loop's clock.
 
@@ -136,7 +132,7 @@ class Snapshots:
         make: Make | None = None,
     ) -> None:
         self._hub = hub
-        self._make = make or _made_at_once
+        self._make = make or (lambda made, then: then(made()))
         self._making = False
         self._waiting: dict[int, tuple[ParcelStream, GetSnapshot]] = {}
         """Who asks for the snapshot that is being made, by node."""

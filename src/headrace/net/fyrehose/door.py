@@ -85,8 +85,6 @@ def _backbone(context: DoorContext, bound: socket.socket) -> Backbone:
 
 
 class _PrincipalAddresses:
-    """The addresses that some principal has."""
-
     def __init__(self, access: AccessControl) -> None:
         self._access = access
 

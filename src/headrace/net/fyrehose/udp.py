@@ -128,7 +128,6 @@ class FyrehoseUdp:
         self._closed = False
 
     def __len__(self) -> int:
-        """Return the number of subscribers."""
         return len(self._backbone)
 
     def deliver(self, batches: Sequence[Batch]) -> None:

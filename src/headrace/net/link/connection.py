@@ -433,7 +433,6 @@ class LinkConnection:
         self._check_greeted()
 
     def _turn_down(self, request_id: int) -> None:
-        """Refuse a request that cannot begin now."""
         if request_id in self._open:
             self.refuse("conflict", f"request {request_id} is open already")
             self.hang_up()

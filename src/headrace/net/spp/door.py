@@ -114,14 +114,16 @@ class SppConnection(DoorConnection[SppDoor]):
                 self.counters.add("unauthenticated", door="spp")
                 self.door.context.access.turned_away("spp", self.name, self.principal.name, "unknown")
             case Publish(service, change):
-                if not (self.principal.may_do_everything or self._may_change(service)):
+                if not (self.principal.may_do_everything or self._may_use(service, Action.PUBLISH)):
                     return
                 self._changes.append(ServiceChange(service, change))
             case Subscribe(service) if (
                 detail := self.account.lacks(Resource.SUBSCRIPTIONS, 1 + len(self._postponed))
             ) is not None:
                 self.counters.refuse("spp", "subscriptions", self.name, f"of {service!r}: {detail}")
-            case Subscribe(service) if not (self.principal.may_do_everything or self._may_see(service)):
+            case Subscribe(service) if not (
+                self.principal.may_do_everything or self._may_use(service, Action.READ)
+            ):
                 pass
             case Subscribe(service) if self.door.hub.head_doubt() is not None:
                 # The object might be older than what the peer has seen: it is sent when the hub is sure.
@@ -220,12 +222,6 @@ class SppConnection(DoorConnection[SppDoor]):
         if count != self._charged:
             self.account.adjust(Resource.SUBSCRIPTIONS, count - self._charged)
             self._charged = count
-
-    def _may_see(self, service: str) -> bool:
-        return self._may_use(service, Action.READ)
-
-    def _may_change(self, service: str) -> bool:
-        return self._may_use(service, Action.PUBLISH)
 
     def _may_use(self, service: str, action: Action) -> bool:
         """Whether the peer may use a service, and is not denied what that does to its topic."""

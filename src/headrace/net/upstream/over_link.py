@@ -215,7 +215,6 @@ class TubeUpstream:
     # Following
 
     async def _follow_on(self, session: LinkSession) -> None:
-        """Follow on one tube, until it is lost."""
         try:
             log = self._hub.log
             if not await meet(session, log):

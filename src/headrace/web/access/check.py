@@ -97,7 +97,7 @@ class AccessCheck:
             # A script of our page sends people to the login page; a browser would ask them with a box of its own.
             by_script = request.headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
             scheme = "Bearer" if by_script else "Basic"
-            asks = {hdrs.WWW_AUTHENTICATE: f'{scheme} realm="Headrace", charset="UTF-8"'}
+            asks: dict[str, str] = {hdrs.WWW_AUTHENTICATE: f'{scheme} realm="Headrace", charset="UTF-8"'}
             raise refusal(web.HTTPUnauthorized, why, asks)
         set_principal(request, principal)
         check_path(self._server.access, request)

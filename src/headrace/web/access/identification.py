@@ -100,7 +100,8 @@ class Identification:
         pause = self._server.authentication.attempts.pause(who, str(request.remote), time())
         if pause:
             self._server.hub.counters.refuse("http", "too_many_failures", str(request.remote), request.path)
-            self._server.access.turned_away("http", str(request.remote), _named(who), "too_many_failures")
+            # What a stranger claims to be goes into the audit log: no more of it than an id has.
+            self._server.access.turned_away("http", str(request.remote), who[:24], "too_many_failures")
             why = "too many attempts have failed from this address: wait"
             raise refusal(web.HTTPTooManyRequests, why, {hdrs.RETRY_AFTER: str(ceil(pause))})
 
@@ -116,8 +117,3 @@ class Identification:
 def _hashed(text: str) -> bytes:
     # Of equal length, so that comparing them takes equally long.
     return sha256(text.encode(errors="replace")).digest()
-
-
-def _named(who: str) -> str:
-    # What a stranger claims to be goes into the audit log: no more of it than an id has.
-    return who[:24]

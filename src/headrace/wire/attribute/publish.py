@@ -208,7 +208,6 @@ class PublisherDecoder(Decoder[Publishes]):
 
 
 def _publishes(publish: Publish) -> Publishes:
-    """A run of one."""
     return Publishes([publish.attributes], Run.one(publish.payload))
 
 

@@ -66,7 +66,6 @@ def _configured() -> Path | None:
 
 
 def _files_of(settings: Settings, name: str) -> list[Path]:
-    """Return the files with a principal's secrets: its key, and the token that was made with it."""
     key = settings.access[name].key_file
     if key is None:
         return []

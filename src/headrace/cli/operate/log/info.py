@@ -45,7 +45,6 @@ def info(config: Config = None, data: Data = None, client_id: ClientId = None, a
 
 
 def _facts(directory: Path, credentials: Credentials | None) -> dict[str, Any]:
-    """Return all facts about a log, as JSON has them; times are UTC."""
     from headrace.archive.past import ArchivedPast, open_whole
     from headrace.cli.hubs.running_hub import find_running_hub
 

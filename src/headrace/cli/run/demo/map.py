@@ -50,7 +50,6 @@ def draw_map(play: Play, columns: int, rows: int) -> Text:
 
 
 def _cell(x: float, y: float, columns: int, rows: int) -> tuple[int, int]:
-    """Return the column and row of a point."""
     column = min(columns - 1, int(x / WIDTH * columns))
     return column, rows - 1 - min(rows - 1, int(y / HEIGHT * rows))
 

@@ -68,7 +68,6 @@ class DiskRoom:
             os.close(descriptor)
 
     def _lacking(self) -> int:
-        """Bytes that the reserve lacks."""
         try:
             return max(0, self.reserved - self._path.stat().st_size)
         except OSError:

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from headrace.archive.appending import check_history
 from headrace.archive.compaction import due
-from headrace.archive.folder import Folder, storage_errors
-from headrace.archive.ledger import Ledger, Writer, in_one_line
+from headrace.archive.folder import Folder, in_one_line, storage_errors
+from headrace.archive.ledger import Ledger, Writer
 from headrace.archive.parquet_file import (
     FILE_BYTES,
     FILE_SCHEMA,
