@@ -344,6 +344,8 @@ LINK: Final[dict[str, tuple[dict[str, Any], bytes]]] = {
     "report": ({"op": "report", "name": "r", "facts": {}}, b""),
     "reload": ({"op": "reload"}, b""),
     "lost": ({"op": "lost"}, b""),
+    "aside": ({"op": "aside"}, b""),
+    "aside drop": ({"op": "aside", "action": "drop", "request": "r"}, b""),
 }
 """What is asked over the link, by what it does."""
 

@@ -33,6 +33,7 @@ def section(name: str) -> str:
             ("context",),
             ("keys",),
             ("log",),
+            ("log", "aside"),
             ("pipeline",),
             ("services",),
         )

@@ -15,11 +15,12 @@ import pytest
 from tests.hubprocess import HubProcess
 from tests.system.observing import counter, eventually, status
 from tests.system.test_frontends import rows
+from typer.testing import CliRunner
 
 import headrace
 from headrace import Acknowledged, Kept
+from headrace.cli.app import app
 from headrace.errors import RefusedError
-from headrace.log import Log
 from headrace.wire.fyrehose.stream import Push, serialize
 
 STORING = ("upstream.store=true", "node.upstream_seconds=0.2")
@@ -165,30 +166,64 @@ async def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
         assert code == 404
 
 
-async def test_what_is_refused_later_is_set_aside(tmp_path: Path) -> None:
-    """The upstream hub comes back with a lower limit than it had when the message was kept."""
+def aside(front: HubProcess, *words: str) -> Any:
+    """Run ``headrace log aside`` at a frontend; return the exit code and what it printed."""
+    done = CliRunner().invoke(
+        app, ["log", "aside", *words, "--url", f"tube://{front.doors['tube_tcp']}", "--json"]
+    )
+    return done.exit_code, json.loads(done.stdout) if done.exit_code == 0 else done.stderr
+
+
+async def test_what_is_refused_later_is_set_aside_until_a_person_decides(tmp_path: Path) -> None:
+    """The upstream hub comes back with a lower limit than it had when the messages were kept."""
     with (
         HubProcess.start(tmp_path / "root") as root,
         HubProcess.start(tmp_path / "front", *STORING, upstream(root)) as front,
     ):
-        root.kill9()
         async with headrace.connect(f"tube://{front.doors['tube_tcp']}") as link:
-            for payload in (b"before", b"x" * 50_000, b"after"):
+            named = link.publisher("sensor")
+            await named.publish(b"first", topic="sensors")
+            root.kill9()
+            for payload in (b"before", b"x" * 50_000, b"y" * 50_000):
                 assert (await link.publish(payload, topic="t")).kept
+            assert (await named.publish([b"z" * 50_000, b"small"], topic="sensors")).kept
+            assert (await link.publish(b"after", topic="t")).kept
         await asyncio.to_thread(root.restart, "limits.message_bytes=16KiB")
         await soon("the outbox is empty", lambda: is_drained(front))
-        assert status(root)["head"] == 2
-        assert outbox(front)["aside"] == counter(front, "outbox_aside") == 1
+        assert status(root)["head"] == 3
+        assert outbox(front)["aside"] == counter(front, "outbox_aside") == 4
         assert "outbox_aside" in {alert["alert"] for alert in status(front)["alerts"]}
-        assert "set aside in" in front.stderr
-        # A person finds it there, after a crash, too.
+        assert "set aside: headrace log aside list" in front.stderr
+        code, (x, y, z) = await asyncio.to_thread(aside, front, "list")
+        assert [each["messages"] for each in (x, y, z)] == [1, 1, 2]
+        assert (z["publisher"], z["number"], z["topics"]) == ("sensor", 1, ["sensors"])
+        assert "16384" in x["reason"]
+        # For the same reason they are refused again, and stay.
+        code, told = await asyncio.to_thread(aside, front, "retry", x["request"])
+        assert code != 0
+        assert "16384" in told
+        code, told = await asyncio.to_thread(aside, front, "drop", "no-such", "--yes")
+        assert code != 0
+        assert "is set aside here" in told
+        dropped = await asyncio.to_thread(aside, front, "drop", y["request"], "--yes")
+        assert dropped == (0, {"dropped": [y["request"]]})
+        # What was decided, and what was not, outlives a crash.
         front.kill9()
+        root.kill9()
+        await asyncio.to_thread(root.restart, "limits.message_bytes=1MiB")
         await asyncio.to_thread(front.restart)
-        assert outbox(front)["aside"] == 1
+        await soon("it follows", lambda: is_drained(front))
+        assert (await asyncio.to_thread(aside, front, "list"))[1] == [x, z]
+        code, done = await asyncio.to_thread(aside, front, "retry", "--all")
+        assert [(each["request"], each["last"]) for each in done] == [(x["request"], 4), (z["request"], 6)]
+        assert await asyncio.to_thread(aside, front, "list") == (0, [])
+        assert outbox(front)["aside"] == 0
+        assert not (front.data / "outbox" / "aside").exists()
         front.terminate()
-    log = Log.open(front.data / "outbox" / "aside" / "log", read_only=True)
-    assert [(row.topic, row.payload) for batch in log.scan(1) for row in batch] == [("t", b"x" * 50_000)]
-    log.close()
+        root.terminate()
+    texts = [message.payload[:6] for message in rows(root)]
+    assert texts == [b"first", b"before", b"after", b"xxxxxx", b"zzzzzz", b"small"]
+    assert [(row.publisher, row.number) for row in rows(root)[4:]] == [("sensor", None)] * 2
 
 
 async def test_a_frontend_of_a_frontend_is_told_so(tmp_path: Path) -> None:

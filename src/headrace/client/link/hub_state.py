@@ -48,6 +48,31 @@ class StateRequests(Client):
         reloaded: dict[str, Any] = answer.head["reloaded"]
         return reloaded
 
+    async def set_aside(self) -> list[dict[str, Any]]:
+        """List what a frontend kept and its upstream hub refused for good, oldest first.
+
+        Each has ``request``, its name; ``reason``, ``time`` (µs), ``publisher``, ``number``, ``messages``, ``bytes``
+        and ``topics``. The oldest thousand are listed.
+        """
+        answer = await self._connection.call(lambda n: ask.AsideRequest(id=n))
+        requests: list[dict[str, Any]] = answer.head["requests"]
+        return requests
+
+    async def retry_set_aside(self, request: str) -> int | None:
+        """Publish a request that was set aside, as new messages; return the number of the last.
+
+        ``None`` if it is kept again, since the upstream hub is away. If it is refused once more, it stays set aside.
+        """
+        answer = await self._connection.call(
+            lambda n: ask.AsideRequest(id=n, action="retry", request=request)
+        )
+        last: int | None = answer.head.get("last")
+        return last
+
+    async def drop_set_aside(self, request: str) -> None:
+        """Forget a request that was set aside, with its messages."""
+        await self._connection.call(lambda n: ask.AsideRequest(id=n, action="drop", request=request))
+
     async def lost(self, reader: str | None = None) -> dict[str, dict[str, Any]]:
         """Return what each reader, or one, has lost: the number of ``messages``, and the newest ``ranges`` of them."""
         answer = await self._connection.call(lambda n: ask.LostRequest(id=n, reader=reader))

@@ -1,7 +1,7 @@
 """The link's operations: each takes a request, and its connection answers it, now or later.
 
 Requests are dispatched to :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.staging`,
-:mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers` and
+:mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers`, :mod:`~headrace.net.link.aside` and
 :mod:`~headrace.net.link.lost_ranges`; the simplest are answered here. Publishing is the hub's own
 (:mod:`headrace.hub.publishing.requests`).
 """
@@ -19,6 +19,7 @@ from headrace.hub.services.objects import POLICY
 from headrace.hub.services.publish import ServicePublishing
 from headrace.hub.state import entry
 from headrace.message import Batch
+from headrace.net.link.aside import LinkAside
 from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
 from headrace.net.link.consumers import LinkConsumers
@@ -82,6 +83,7 @@ class LinkOperations:
             ask.ChainRequest: reading.chain,
             ask.ReportRequest: self._report,
             ask.ReloadRequest: self._reload,
+            ask.AsideRequest: LinkAside(context.aside).manage,
             ask.LostRequest: LinkLostRanges(hub, parts.losses).lost,
             ask.SubscriptionsRequest: reading.subscriptions,
             ask.AckRequest: consumers.ack,

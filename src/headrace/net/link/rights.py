@@ -32,11 +32,20 @@ _ADMIN: Final = (
     ask.ReportRequest,
     ask.ReloadRequest,
     ask.SubscriptionsRequest,
+    ask.AsideRequest,
 )
 """Requests about the hub itself, or about everybody's state."""
 
 
-_CHANGING: Final = frozenset({ask.ServicesRequest, ask.ConsumersRequest, ask.HoldsRequest, ask.ReloadRequest})
+_CHANGING: Final = frozenset(
+    {
+        ask.ServicesRequest,
+        ask.ConsumersRequest,
+        ask.HoldsRequest,
+        ask.ReloadRequest,
+        ask.AsideRequest,
+    }
+)
 """Requests that may change something at the hub itself, which the audit log tells."""
 
 
@@ -140,6 +149,8 @@ class LinkRights:
                 self._changed(connection, f"{request.action} service", request.service)
             case ask.ConsumersRequest(action="reset" | "remove"):
                 self._changed(connection, f"{request.action} consumer", request.consumer)
+            case ask.AsideRequest(action="retry" | "drop"):
+                self._changed(connection, f"{request.action} what is set aside", request.request)
             case ask.ReloadRequest():
                 self._changed(connection, "reload", "")
             case ask.HoldsRequest(name=str()):

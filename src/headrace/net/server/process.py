@@ -466,6 +466,7 @@ class Server:
             self.unfinished,
             self.accounts,
             self.entrance,
+            None if self._upstream is None else self._upstream.aside,
         )
         opener = DoorOpener(context, self.binder, self._add)
         await opener.backbone()

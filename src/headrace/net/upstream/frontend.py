@@ -19,6 +19,7 @@ from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.net.server.machine.log_disk import LogDisk
+from headrace.net.upstream.aside_disk import AsideDisk
 from headrace.net.upstream.outbox_disk import OutboxStatus
 
 T = TypeVar("T")
@@ -57,6 +58,10 @@ class Upstream(Protocol):
     @property
     def refusing(self) -> str | None:
         """Why publishers are refused, if they are."""
+
+    @property
+    def aside(self) -> AsideDisk | None:
+        """What it has refused for good of what was kept here, where messages are kept."""
 
     async def open_log(self, directory: Path) -> Log:
         """Open this hub's log, a copy of the upstream hub's from some message on; make it if there is none."""

@@ -1,15 +1,14 @@
 """The outbox's disk: files, threads and the clock for what :mod:`~headrace.hub.publishing.storing` decides.
 
-``DATA/outbox/log`` is the outbox, ``DATA/outbox/aside/log`` what the upstream hub refused for good. Both are logs that
-``headrace log dump --data DATA/outbox`` reads. Appends, syncs and reads are done by threads. What the upstream hub has
-is removed segment by segment, after a snapshot.
+``DATA/outbox/log`` is the outbox, a log that ``headrace log dump --data DATA/outbox`` reads. Appends, syncs and reads
+are done by threads. What the upstream hub has is removed segment by segment, after a snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -20,22 +19,23 @@ from uuid import uuid4
 
 from headrace.config import Settings
 from headrace.errors import HeadraceError, StorageError
-from headrace.hub.publishing.passed import column_texts
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.storing.kept_requests import KeptRequest
 from headrace.hub.publishing.storing.outbox import Outbox
-from headrace.hub.publishing.storing.set_aside import SetAside
 from headrace.hub.publishing.storing.storing_relay import StoringRelay
 from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import WhenPublished
 from headrace.hub.services.objects import PART as SERVICES
 from headrace.log import Log
 from headrace.log.maintained import remove_files
 from headrace.log.snapshots.start_after import is_log
+from headrace.message import Batch
 from headrace.net.server.log.maintenance import GroupCommit
 from headrace.net.server.log.repeat_comparison import in_threads
 from headrace.net.server.machine.clock import machine_clock
 from headrace.net.server.machine.log_disk import LogDisk, let_append
 from headrace.net.server.machine.writer_thread import WriterThread
+from headrace.net.upstream.aside_disk import AGAIN_SECONDS, AsideDisk
 
 logger = logging.getLogger("headrace")
 
@@ -51,9 +51,6 @@ _TRIM_BYTES: Final = 64 << 10
 
 _TRIM_SECONDS: Final = 2.0
 """Seconds from one removal to the next, at least."""
-
-_AGAIN_SECONDS: Final = 1.0
-"""Seconds until the disk is asked again for what it refused."""
 
 
 class OutboxStatus(TypedDict):
@@ -104,8 +101,14 @@ class OutboxDisk:
                 node=hub.node,
                 elsewhere=in_threads(self._threads),
             )
-            aside = directory / "aside" / "log"
-            self._aside = SetAside(self._open(aside), log.uuid) if is_log(aside) else None
+            self.aside = AsideDisk(
+                directory / "aside",
+                log.uuid,
+                open_log=self._open,
+                in_thread=self._in_thread,
+                now=self._clock.now,
+                publish=self._publish_again,
+            )
         except BaseException:
             log.close()
             raise
@@ -116,7 +119,7 @@ class OutboxDisk:
             )
         self._log = log
         self._outbox = outbox
-        outbox.aside_bytes = 0 if self._aside is None else self._aside.size
+        outbox.aside_bytes = self.aside.size
         self._disk = LogDisk(log, self._threads, self._writer, alone=True)
         let_append(outbox.hub, self._disk)
         if log.fsync == "always":
@@ -153,6 +156,7 @@ class OutboxDisk:
 
     def tick(self, now: float) -> None:
         """Look at the clock and the disk."""
+        self._outbox.aside_bytes = self.aside.size
         self.relay.time_of_day = self._clock.now()
         self._disk.look(now)
         if now >= self._trim_at:
@@ -164,9 +168,9 @@ class OutboxDisk:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         loop = asyncio.get_running_loop()
-        for log in (self._log, *(() if self._aside is None else (self._aside.log,))):
+        for close in (self._log.close, self.aside.close):
             try:
-                await loop.run_in_executor(self._threads, log.close)
+                await loop.run_in_executor(self._threads, close)
             except StorageError as error:
                 logger.error("the outbox's disk fails while stopping: %s", error)
         self._threads.shutdown(wait=False)
@@ -198,8 +202,8 @@ class OutboxDisk:
             "most_bytes": self._outbox.most,
             "oldest": None if oldest is None or not waiting.requests else oldest / 1e6,
             "overdue": self.relay.is_overdue,
-            "aside": 0 if self._aside is None else self._aside.messages,
-            "problem": self.problem or self.refusing or self.relay.refused_for_now,
+            "aside": self.aside.messages,
+            "problem": self.problem or self.aside.problem or self.refusing or self.relay.refused_for_now,
         }
 
     def _open(self, directory: Path) -> Log:
@@ -246,7 +250,7 @@ class OutboxDisk:
                     # What follows is not sent either: the order is a promise.
                     self.problem = f"the outbox cannot be read: {error}"
                     logger.error("%s", self.problem)
-                    await asyncio.sleep(_AGAIN_SECONDS)
+                    await asyncio.sleep(AGAIN_SECONDS)
                     continue
                 self.problem = None
                 self.relay.loaded(op, batches)
@@ -257,32 +261,13 @@ class OutboxDisk:
         self._begin(self._put_aside(request, error, done))
 
     async def _put_aside(self, request: KeptRequest, error: HeadraceError, done: Callable[[], None]) -> None:
-        directory = outbox_directory(self._settings) / "aside"
-        topics = sorted({topic for batch in request.rows for topic in column_texts(batch, "topic")})
-        while True:
-            try:
-                if self._aside is None:
-                    opened = await self._in_thread(partial(self._open, directory / "log"))
-                    self._aside = SetAside(opened, self._log.uuid)
-                await self._in_thread(partial(self._aside.put, request, error, self._clock.now()))
-                break
-            except StorageError as problem:
-                self.problem = f"what the upstream hub refused cannot be set aside: {problem}"
-                logger.error("%s", self.problem)
-                await asyncio.sleep(_AGAIN_SECONDS)
-        self.problem = None
-        self._outbox.aside_bytes = self._aside.size
-        logger.error(
-            "the upstream hub refused %d messages that were kept here, of publisher %s from number %d on, on %s: %s;"
-            " they are set aside in %s",
-            request.terms.messages,
-            request.publisher,
-            request.number,
-            ", ".join(topics[:5]) or "no topic",
-            error,
-            directory,
-        )
+        await self.aside.put(request, error)
+        self._outbox.aside_bytes = self.aside.size
         done()
+
+    def _publish_again(self, rows: Sequence[Batch], reply: WhenPublished) -> None:
+        *preceding, mark = rows
+        self.relay.publish(mark, reply, follows=False, preceding=preceding)
 
     # Removing what is upstream
 

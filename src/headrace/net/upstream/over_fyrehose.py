@@ -154,6 +154,10 @@ class FyrehoseUpstream:
         """Why publishers are refused, if they are."""
         return self.problem
 
+    @property
+    def aside(self) -> None:
+        """Nothing is kept for an upstream hub that recognises no repeats."""
+
     async def _follow(self, client: FyrehoseClient) -> None:
         batches = client.batches()
         while True:

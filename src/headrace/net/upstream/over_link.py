@@ -47,6 +47,7 @@ from headrace.log.snapshots.start_after import begin, begin_anew, is_log, note_c
 from headrace.message import Batch, merge
 from headrace.net.server.accepting.tls import HubTls
 from headrace.net.server.machine.log_disk import LogDisk
+from headrace.net.upstream.aside_disk import AsideDisk
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
 from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet, received_operations
 from headrace.net.upstream.outbox_disk import OutboxDisk, has_outbox
@@ -181,6 +182,11 @@ class TubeUpstream:
         if self._outbox is None or not self._settings.upstream.store or self._failed:
             return self.problem
         return self._outbox.refusing
+
+    @property
+    def aside(self) -> AsideDisk | None:
+        """What the upstream hub refused for good."""
+        return None if self._outbox is None else self._outbox.aside
 
     async def flush(self) -> None:
         """Wait until nothing is under way."""

@@ -282,11 +282,19 @@ class LostRequest(_Request, frozen=True, kw_only=True):
     last: Seq | None = None
 
 
+class AsideRequest(_Request, frozen=True, kw_only=True):
+    """List what a frontend's upstream hub refused of what was kept here; publish one request again, or drop it."""
+
+    action: Literal["list", "retry", "drop"] = "list"
+    request: Name | None = None
+
+
 Request: TypeAlias = (
     HelloRequest | HeadRequest | StatusRequest | ReadRequest | FollowRequest | EntriesRequest
     | ReplicateRequest | MoreRequest | CancelRequest | PublishRequest | PassRequest | PublisherRequest
     | StageRequest | CommitRequest | AbortRequest | HoldsRequest | SnapshotRequest | ChainRequest | ServicesRequest
     | SubscriptionsRequest | ConsumersRequest | AckRequest | ReportRequest | ReloadRequest | LostRequest
+    | AsideRequest
 )  # fmt: skip
 
 OPERATIONS: Final[dict[str, type[Request]]] = {_operation(kind.__name__): kind for kind in get_args(Request)}

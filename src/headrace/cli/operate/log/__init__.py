@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.cli.operate.log import dump, head, info, repair, seal, verify
+from headrace.cli.operate.log import aside, dump, head, info, repair, seal, verify
 from headrace.cli.terminal.help_text import add_command, make_group
 
 log = make_group(
@@ -21,3 +21,4 @@ add_command(log, "verify", *verify.EXAMPLES)(verify.verify)
 add_command(log, "dump", *dump.EXAMPLES)(dump.dump)
 add_command(log, "repair", *repair.EXAMPLES)(repair.repair)
 add_command(log, "seal", *seal.EXAMPLES)(seal.seal)
+log.add_typer(aside.aside, name="aside")

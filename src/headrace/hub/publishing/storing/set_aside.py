@@ -1,22 +1,38 @@
-"""Messages that were kept here and that the upstream hub refused for good: a log of their own, for a person to look at.
+"""Messages that were kept here and that the upstream hub refused for good: a log of their own, until a person decides.
 
 ``headrace log dump`` reads it like any other. An entry before the messages of a request says whose they are and why
-they were refused. A request is set aside once, even if a crash comes before the outbox has noted that it was.
+they were refused; a later entry, that they were sent again or dropped. A request is set aside once, even if a crash
+comes before the outbox has noted that it was.
+
+What is sent again goes without its publisher's number, which somebody else may have used since, and with a mark that
+names the request: sent twice, because of a crash, it is taken once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, RefusedError
+from headrace.hub.publishing.idempotent import mark
+from headrace.hub.publishing.passed import column_texts
 from headrace.hub.publishing.storing.kept_requests import KeptRequest
 from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.message import Batch
 
-_PART = "aside"
+_PART: Final = "aside"
+_DONE: Final = "aside-done"
+
+MAX_TOPICS: Final = 5
+"""Topics that are listed of a request."""
+
+Outcome: TypeAlias = Literal["retried", "dropped"]
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -27,21 +43,55 @@ class Refusal(msgspec.Struct, frozen=True):
     reason: str
 
 
+class AsideRequest(msgspec.Struct):
+    """A request that was set aside, as it is listed."""
+
+    request: str
+    """Its name, by which it is sent again or dropped."""
+    time: int
+    """When it was set aside, in µs since 1970."""
+    publisher: str
+    number: int
+    reason: str
+    messages: int = 0
+    bytes: int = 0
+    topics: list[str] = []
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the rows of a request are: between which operations."""
+
+    request: AsideRequest
+    mark: str
+    """The name of its mark: which outbox it was in, and from which operation on."""
+    first: int
+    last: int
+
+
 class SetAside:
-    """The messages set aside from the outbox ``outbox``."""
+    """The messages set aside from the outbox ``outbox``, one thread at a time."""
 
     def __init__(self, log: Log, outbox: UUID) -> None:
         self.log = log
         self._outbox = outbox
         self._last = ""
+        self._waiting: dict[str, _Place] = {}
+        """What nobody has dealt with, in order."""
+        self._newest: _Place | None = None
+        """The request whose rows come next."""
         for batch in log.scan_ops(log.first_op):
-            if batch.is_entries and batch.topic.startswith(f"{_PART}/"):
-                self._last = batch.topic
+            self._take(batch)
+
+    @property
+    def requests(self) -> list[AsideRequest]:
+        """Those that nobody has dealt with, oldest first."""
+        return [place.request for place in list(self._waiting.values())]
 
     @property
     def messages(self) -> int:
-        """How many there are."""
-        return self.log.head - self.log.first + 1
+        """How many messages they have."""
+        return sum(request.messages for request in self.requests)
 
     @property
     def size(self) -> int:
@@ -52,16 +102,73 @@ class SetAside:
         """Add a request, unless it is there; it waits for the disk."""
         refusal = Refusal(request.publisher, request.number, str(error))
         described = entry(_PART, f"{self._outbox}/{request.op}", msgspec.json.encode(refusal))
-        if described.topic == self._last:
-            return
+        if described.topic != self._last:
+            self._append((described, *request.rows), time)
+
+    def rows(self, name: str) -> list[Batch]:
+        """Return what to pass on to the hub that numbers messages, with its mark last; it reads from the disk."""
+        place = self._find(name)
+        return [*map(_unnumbered, self.log.scan_ops(place.first, place.last)), mark(place.mark, 0)]
+
+    def finish(self, name: str, outcome: Outcome, time: int) -> None:
+        """Note that a request is dealt with; it waits for the disk."""
+        self._find(name)
+        self._append((entry(_DONE, name, outcome.encode()),), time)
+
+    def _find(self, name: str) -> _Place:
+        place = self._waiting.get(name)
+        if place is None:
+            raise RefusedError("missing", f"no request {name[:64]!r} is set aside here")
+        return place
+
+    def _append(self, batches: Sequence[Batch], time: int) -> None:
         log = self.log
         op, seq, time = log.tail_op + 1, log.tail, max(time, log.last_time)
         numbered: list[Batch] = []
-        for batch in (described, *request.rows):
+        for batch in batches:
             numbered.append(batch.numbered(op, seq if batch.is_entries else seq + 1, time, batch.node))
             op, seq = op + len(batch), numbered[-1].last
         log.append(numbered)
         if log.fsync != "never":
             log.sync()
         log.commit(log.tail_op)
-        self._last = described.topic
+        for batch in numbered:
+            self._take(batch)
+
+    def _take(self, batch: Batch) -> None:
+        part, _, name = batch.topic.partition("/")
+        if batch.is_entries and part == _DONE:
+            self._waiting.pop(name, None)
+            self._newest = None
+        elif batch.is_entries and part == _PART:
+            self._last = batch.topic
+            self._newest = place = _described(batch, name)
+            self._waiting[place.request.request] = place
+        elif self._newest is not None:
+            self._newest.last = batch.last_op
+            if not batch.is_entries:
+                _count(self._newest.request, batch)
+
+
+def _described(batch: Batch, name: str) -> _Place:
+    outbox, _, op = name.partition("/")
+    refusal = msgspec.json.decode(batch.run[0], type=Refusal)
+    request = AsideRequest(
+        f"{outbox[:8]}-{op}", batch.time, refusal.publisher, refusal.number, refusal.reason
+    )
+    return _Place(request, name, batch.last_op + 1, batch.last_op)
+
+
+def _count(request: AsideRequest, batch: Batch) -> None:
+    request.messages += len(batch)
+    request.bytes += batch.run.size
+    topics = dict.fromkeys((*request.topics, *column_texts(batch, "topic")))
+    request.topics = list(topics)[:MAX_TOPICS]
+
+
+def _unnumbered(batch: Batch) -> Batch:
+    """Return rows without their publisher's numbers."""
+    columns = batch.columns
+    if columns is not None and "number" in columns.schema.names:
+        columns = columns.drop_columns("number") if columns.num_columns > 1 else None
+    return replace(batch, number=None, columns=columns)

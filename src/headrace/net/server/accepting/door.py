@@ -12,7 +12,9 @@ from headrace.hub.access.access import AccessControl
 from headrace.hub.access.accounts import Accounts
 from headrace.hub.access.authentication import Authentication
 from headrace.hub.publishing.intake import PublishIntake
+from headrace.hub.publishing.storing.set_aside import AsideRequest
 from headrace.hub.sequence import Hub
+from headrace.hub.sequencer import Published
 from headrace.hub.state_parts import StateParts
 from headrace.net.server.accepting.admission import Admission
 from headrace.net.server.accepting.entrance import Entrance
@@ -40,6 +42,22 @@ class DoorContext:
     """What each peer uses, and its limits."""
     entrance: Entrance
     """How every TCP door accepts."""
+    aside: AsideStore | None = None
+    """What a frontend's upstream hub refused for good."""
+
+
+class AsideStore(Protocol):
+    """Requests that were kept here, and that the upstream hub refused for good."""
+
+    @property
+    def requests(self) -> list[AsideRequest]:
+        """Those that nobody has dealt with, oldest first."""
+
+    async def retry(self, name: str) -> Published:
+        """Publish a request again, as new messages."""
+
+    async def drop(self, name: str) -> None:
+        """Forget a request."""
 
 
 class Door(Protocol):

@@ -166,8 +166,7 @@ def _outbox(outbox: Any) -> Iterator[Alert]:
             "outbox_aside",
             "",
             f"the upstream hub refused {outbox['aside']:,} messages that were acknowledged as kept here",
-            "the hub's log says why. Stop it, look with headrace log dump --data DATA/outbox/aside, publish again what"
-            " is wanted, and remove that directory",
+            "headrace log aside list says why; retry publishes them again, drop deletes them",
             grave=True,
         )
 
