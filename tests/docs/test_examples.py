@@ -12,7 +12,8 @@ A fenced block with ``<!-- run -->`` on the line before it is run:
     the same, as a doctest.
 
 They are followed as a reader follows them: beside a hub that is running in the same directory, a new one for each page.
-That is ``headrace up`` for the pages that say so (:data:`BESIDE_UP`), and ``headrace serve`` for the others.
+That is ``headrace up`` for the pages that say so (:data:`BESIDE_UP`), and ``headrace serve`` for the others. The README
+reads nothing that the pipeline writes, so its ``up`` runs none.
 
 Examples name the doors' default ports, as a reader would. Here each stands for a free one, in the example itself and in
 the settings that its hub takes from the environment.
@@ -47,7 +48,8 @@ DEFAULT_PORTS = {
 }
 
 
-BESIDE_UP = {ROOT / "README.md", ROOT / "docs/quickstart.md"}
+QUICKSTART = ROOT / "docs/quickstart.md"
+BESIDE_UP = {ROOT / "README.md", QUICKSTART}
 """The pages that have their reader keep ``headrace up`` running."""
 
 
@@ -70,7 +72,7 @@ def examples(text: str) -> list[Example]:
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     found = examples(page.read_text())
     runs_commands = any(example.language in ("sh", "bash") for example in found)
-    uses_spark = page in BESIDE_UP or any("headrace.spark import" in example.code for example in found)
+    uses_spark = page == QUICKSTART or any("headrace.spark import" in example.code for example in found)
     return [pytest.mark.slow] * runs_commands + [pytest.mark.spark] * uses_spark
 
 
@@ -88,6 +90,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ports = free_ports(page.read_text())
     for door, port in DEFAULT_PORTS.items():
         monkeypatch.setenv(f"HEADRACE_LISTEN__{door.upper()}", f"127.0.0.1:{ports[port]}")
+    if page in BESIDE_UP and page != QUICKSTART:
+        monkeypatch.setenv("HEADRACE_PIPELINE__JOBS", "")
     with running_hub("up" if page in BESIDE_UP else "serve", tmp_path):
         follow(page, ports)
 
