@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.net.attribute_peers import PublisherPeer, SdkPeer, publish, sub, subn
-from tests.net.raw import running_hub, until
+from tests.access.attempts import KEYS, ROOT, claim
+from tests.net.attribute_peers import (
+    DispatcherPeer,
+    PublisherPeer,
+    RouterPeer,
+    SdkPeer,
+    StatusPeer,
+    command,
+    publish,
+    sub,
+    subn,
+)
+from tests.net.raw import LOOPBACK, TcpPeer, running_hub, until
 
 from headrace.errors import ConfigError
 from headrace.net.routing.roles import Routing
@@ -20,8 +32,8 @@ CLIENTS = [n.to_bytes(12) for n in range(1, 13)]
 class Roles:
     """A hub that numbers messages, and whatever else a test starts."""
 
-    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
-        self._directory, self._stack = directory, stack
+    def __init__(self, directory: Path, stack: AsyncExitStack, *sets: str) -> None:
+        self._directory, self._stack, self._sets = directory, stack, sets
         self.hub: Server
 
     async def begin(self) -> None:
@@ -30,7 +42,13 @@ class Roles:
     def make(self, name: str, roles: str, *sets: str):  # type: ignore[no-untyped-def]
         up = [] if name == "hub" else [f"node.upstream=tube://{self.hub.doors['tube_tcp']}"]
         return running_hub(
-            self._directory / name, f"node.name={name}", f"node.roles={roles}", "listen.http=off", *up, *sets
+            self._directory / name,
+            f"node.name={name}",
+            f"node.roles={roles}",
+            "listen.http=off",
+            *up,
+            *self._sets,
+            *sets,
         )
 
     async def run(self, name: str, roles: str, *sets: str) -> Server:
@@ -233,3 +251,47 @@ async def test_a_client_that_moves_takes_its_subscription_along(roles: Roles) ->
     assert east.hub.counters.get("refused", door="sdk", reason="moved") == 1
     await roles.publish(b"two")
     assert (await there.push())[1] == b"two"
+
+
+async def test_a_fleet_that_is_known_by_its_addresses_alone(tmp_path: Path, stack: AsyncExitStack) -> None:
+    """Under ``auth.required``, without a certificate anywhere: strangers are let in at none of its doors."""
+    roles = Roles(
+        tmp_path,
+        stack,
+        "auth.required=true",
+        f"auth.clients.{ROOT}={KEYS[ROOT]}",
+        f"node.upstream_client={ROOT}",
+        f"access.fleet.addresses={LOOPBACK}",
+        "access.fleet.allow=admin,publish **,read **",
+    )
+    roles.hub = await stack.enter_async_context(roles.make("hub", "sequence,fyrehose,publisher,tube"))
+    connector = await roles.run("connector", "connector")
+    dispatcher = await roles.run(
+        "dispatcher", "dispatcher", f"dispatcher.connectors={connector.doors['router']}"
+    )
+    matcher = await roles.run("lower", "matcher", f"matching.dispatchers={dispatcher.doors['dispatcher']}")
+    client = stack.enter_context(await SdkPeer.connect(connector))
+    await client.send(command(b"auth", json.dumps(claim(ROOT, KEYS[ROOT])).encode()))
+    assert await client.line() == b"+authsuccess\r\n"
+    await client.send(sub(x=(0, 10)))
+    await until(lambda: bytes.fromhex(ROOT) in connector.subscriptions and live(connector))
+    reader = stack.enter_context(await TcpPeer.connect(roles.hub))
+    await reader.subscribe()
+    await roles.publish(b"one")
+    assert (await client.push())[1] == b"one"
+    assert dispatcher.hub.counters.get("dispatched") == matched(matcher) == 1
+    assert await reader.delivers(1, 1) == [b"one"]
+    assert await stack.enter_context(await StatusPeer.connect(matcher)).read(1)
+
+    doors = {
+        "publisher": (roles.hub, PublisherPeer),
+        "fyrehose": (roles.hub, TcpPeer),
+        "dispatcher": (dispatcher, DispatcherPeer),
+        "router": (connector, RouterPeer),
+        "status": (matcher, StatusPeer),
+    }
+    for door, (server, peer) in doors.items():
+        stranger = stack.enter_context(await peer.connect(server, source="127.0.0.2"))
+        assert await stranger.rest() == b""
+        counted = server.hub.counters.get("refused_access", door=door, action="login", reason="unknown")
+        assert counted == 1, door

@@ -91,6 +91,10 @@ def test_every_secret_stays_one(
         told.append(answer.replace(cookie.encode(), b"") if cookie else answer)
     assert cookie
     told += [ask(where + path, Cookie=f"headrace-session={cookie}") for path in (status, *paths)]
+    # SQL runs in a process that the hub has started, and knows its settings and its environment.
+    for query in ("select * from duckdb_settings()", "select getenv('HEADRACE_KEY')"):
+        asked = json.dumps({"query": query}).encode()
+        told.append(ask(f"{where}/api/sql", asked, **{"Authorization": right[0], "X-Headrace": "1"}))
     # Strangers' bytes at every door.
     for door in hub.doors:
         with socket.create_connection(hub.address(door), timeout=20) as stranger:
@@ -102,6 +106,7 @@ def test_every_secret_stays_one(
     monkeypatch.setenv("HEADRACE_CONFIG", str(tmp_path / "hub.toml"))
     monkeypatch.setenv("HEADRACE_CLIENT_ID", CLIENT)
     monkeypatch.setenv("HEADRACE_KEY", KEY)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     commands = (
         ("top", "--url", where, "--json", "--count", "1"),
         ("doctor", "--data", hub.data, "--json"),
@@ -109,12 +114,16 @@ def test_every_secret_stays_one(
         ("audit", "--data", hub.data),
         ("tail", "--url", f"tube://{hub.doors['tube_tcp']}", "--count", "0"),
         ("serve", "--set", f"cluster.key={CLUSTER}", "--set", "log.fsync=sometimes"),
+        ("context", "add", "mill", where, "--client-id", FILED_CLIENT, "--key-file", tmp_path / "filed.key"),
+        ("context", "list"),
+        ("services", "--url", f"tube://{hub.doors['tube_tcp']}", "--key", MISTYPED),
     )
     for arguments in commands:
         done = command(*arguments)
         told += [done.stdout, done.stderr]
     hub.terminate()
-    files = [path for path in hub.data.rglob("*") if path.is_file()]
+    kept = (hub.data, tmp_path / "config")
+    files = [path for directory in kept for path in directory.rglob("*") if path.is_file()]
     everything = {
         "the hub's log": hub.stderr.encode(),
         "what was answered": b"\n".join(told),
@@ -123,6 +132,7 @@ def test_every_secret_stays_one(
     assert b"wrong_token" in everything["the hub's log"]
     assert CLIENT.encode() in everything["what was answered"]
     assert any("audit" in name for name in everything)
+    assert any("contexts.json" in name for name in everything)
     shown = {
         (name, where)
         for name, secret in {**SECRETS, "a session": cookie, **dict(zip("ab", basics, strict=True))}.items()
