@@ -311,12 +311,17 @@ class TestContent:
             found = await get("/api/messages?from=1&count=2")
             assert [each["payload"].encode() for each in found["messages"]] == READABLE  # type: ignore[union-attr]
             assert (await get("/api/messages/1"))["payload"] == "fleet/1"
-            assert (await get("/api/messages/2"))["status_code"] == 403
+            refused = await get("/api/messages/2")
+            assert (refused["status_code"], refused["error"]) == (403, "page may not read")
             listed = await get("/api/services")
+            assert listed["total"] == len(listed["services"])  # type: ignore[arg-type]
             assert {each["id"] for each in listed["services"]} <= {"fleet/1", "fleet/2", "fleet/8"}  # type: ignore[union-attr]
             assert (await get("/api/service?id=fleet/1"))["status_code"] == 200
             assert (await get("/api/service?id=fleet/secret/key"))["status_code"] == 403
             assert "counters" not in await get("/api/status")
+            async with http.get("/api/history") as response:
+                assert await response.json() == []
+            assert (await get("/api/consumers"))["total"] == 0
 
 
 def denied(server: Server) -> int:

@@ -19,7 +19,7 @@ from tests.access.attempts import FAR, KEYS, NEAR, ROOT, SOME, claim, link_chall
 from tests.net import attribute_peers as attribute
 from tests.net import spp_peer as spp
 from tests.net.linkpeer import LinkPeer, link_peer, opened, rows
-from tests.net.raw import LOOPBACK, SECONDS, TcpPeer, until
+from tests.net.raw import LOOPBACK, SECONDS, TcpPeer, push, until
 from typer.testing import CliRunner
 
 from headrace import web
@@ -66,7 +66,9 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, write: Write) -> AsyncIterator[Server]:
+async def server(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    # It is told when to look at its files.
+    monkeypatch.setattr(reloading, "LOOK_SECONDS", 3600.0)
     free = [f"listen.{door}={LOOPBACK}:0" for door in DOORS]
     settings = load(tmp_path / "hub.toml", environ={}, sets=[*free, f"node.data={tmp_path}/data"])
     server = Server(settings, http=web.start)
@@ -108,6 +110,8 @@ class TestRevocation:
             async def flood() -> None:
                 for number in count(3):
                     await gateway.say(rows(b"x", topic="lost"), op="publish", id=number)
+                    # The hub is in this process: it has its turns, however slow the machine is.
+                    await asyncio.sleep(0)
 
             async def publish(amount: int) -> list[int]:
                 return [
@@ -191,6 +195,37 @@ class TestRevocation:
                         await response.content.read()
             async with http.get("/api/tail") as again:
                 assert again.status == 401
+
+
+class TestAddresses:
+    async def test_who_is_somebody_else_now_is_cut_off(self, server: Server, write: Write) -> None:
+        """An address is taken out of a network: those who came from it are who it is now."""
+        wide = BASE.replace(f'"{NEAR}"', '"127.0.0.0/29"')
+        write(wide)
+        server.reloading.reload()
+        with await TcpPeer.connect(server, source=NEAR) as near, await TcpPeer.connect(server) as other:
+            await near.subscribe()
+            await other.subscribe()
+            write(f"{wide}\n[access.banned]\naddresses = ['{NEAR}']\n")
+            assert server.reloading.reload().closed == 1
+            assert await near.rest() == b""
+            await other.send(push(b"x"))
+            assert await other.delivers(1, 1) == [b"x"]
+
+    async def test_who_the_backbone_lists_stays(self, tmp_path: Path, write: Write) -> None:
+        free = [f"listen.{door}={LOOPBACK}:0" for door in DOORS]
+        sets = [*free, f"node.data={tmp_path}/other", f"fyrehose.allow={LOOPBACK}"]
+        server = Server(load(tmp_path / "hub.toml", environ={}, sets=sets))
+        await server.start()
+        try:
+            with await TcpPeer.connect(server) as listed:
+                await listed.subscribe()
+                write(BASE)
+                assert server.reloading.reload().closed == 0
+                await listed.send(push(b"x"))
+                assert await listed.delivers(1, 1) == [b"x"]
+        finally:
+            await server.drain()
 
 
 class TestWatching:

@@ -257,7 +257,7 @@ class Connections:
         """Return the address that a request comes from."""
         try:
             headers = request.headers.getall("Forwarded", ())
-            return origin_of(headers, connection.peer[0], self._server.entrance.proxies)
+            return origin_of(headers, connection.peer[0], self._server.entrance.proxies).address
         except ValueError as error:
             self._server.hub.counters.refuse(
                 "http", "malformed", _named(connection.peer), f"Forwarded: {error}"

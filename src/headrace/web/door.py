@@ -145,7 +145,7 @@ def application(
             raise refusal(web.HTTPServiceUnavailable, f"{doubt}: ask another node, or again later")
         return await handler(request)
 
-    access, held = AccessCheck(server, identification), HeldStreams(server)
+    access, held = AccessCheck(server, identification), HeldStreams(server, identification)
     api = Api(server, held)
     app = web.Application(
         client_max_size=server.settings.limits.message_bytes + (1 << 16),

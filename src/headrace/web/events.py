@@ -33,8 +33,10 @@ class EventStream:
         response: web.StreamResponse,
         seconds: float,
         account: Callable[[], Account],
+        has_left: Callable[[], bool],
     ) -> None:
         self._request = request
+        self._has_left = has_left
         self._response = response
         self._account = account
         self._seconds = seconds
@@ -47,10 +49,16 @@ class EventStream:
 
     async def keep_alive(self) -> None:
         """Send a comment now and then when there is nothing else to send."""
+        self._check_reader()
         if asyncio.get_running_loop().time() - self._sent_at >= _KEEPALIVE_SECONDS:
             await self._write(b":\n\n")
 
+    def _check_reader(self) -> None:
+        if self._has_left():
+            raise ConnectionResetError("the reader has logged out")
+
     async def _write(self, data: bytes) -> None:
+        self._check_reader()
         await count_sent(self._request, self._account(), len(data))
         async with asyncio.timeout(self._seconds):
             await self._response.write(data)
@@ -79,13 +87,17 @@ def event_response() -> web.StreamResponse:
 
 @asynccontextmanager
 async def streaming(
-    request: web.Request, response: web.StreamResponse, seconds: float, account: Callable[[], Account]
+    request: web.Request,
+    response: web.StreamResponse,
+    seconds: float,
+    account: Callable[[], Account],
+    has_left: Callable[[], bool],
 ) -> AsyncIterator[EventStream]:
-    """Answer a request with events for as long as the block runs and the page is there."""
+    """Answer a request with events for as long as the block runs, and its reader is there and logged in."""
     await response.prepare(request)
     await response.write(RETRY)
     try:
-        yield EventStream(request, response, seconds, account)
+        yield EventStream(request, response, seconds, account, has_left)
         async with asyncio.timeout(seconds):
             await response.write_eof()
     except (ConnectionError, TimeoutError):

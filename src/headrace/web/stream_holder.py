@@ -12,7 +12,9 @@ from aiohttp import web
 from headrace.hub.access.access import AccessControl
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import Principal
+from headrace.hub.access.principals import Principals
 from headrace.net.server.process import Server
+from headrace.web.access.identification import Identification
 from headrace.web.access.rights import DOOR, principal_of, set_principal
 from headrace.web.events import EventStream, event_response, streaming
 
@@ -22,8 +24,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HeldStreams:
     """The streams of events under way; pages would keep them open for ever, so :meth:`stop` ends them."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, identification: Identification) -> None:
         self._server = server
+        self._identification = identification
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def held(self, handler: Callable[[web.Request, web.StreamResponse], Awaitable[None]]) -> Handler:
@@ -53,6 +56,7 @@ class HeldStreams:
             response,
             server.settings.limits.slow_seconds,
             lambda: server.accounts.of(principal_of(request), str(request.remote)),
+            lambda: self._identification.has_left(request),
         )
 
     async def stop(self, _app: web.Application) -> None:
@@ -91,6 +95,10 @@ class StreamHolder:
     @principal.setter
     def principal(self, principal: Principal) -> None:
         set_principal(self._request, principal)
+
+    def known_as(self, principals: Principals) -> Principal | None:
+        """Return who reads the stream among the hub's new principals."""
+        return principals.named(self.principal.name)
 
     def facts(self, now: float) -> ConnectionFacts:
         """Describe the stream for an operator."""

@@ -55,6 +55,9 @@ class Holder:
         self.ended: list[str] = []
         scene.access.join(self)
 
+    def known_as(self, principals: Principals) -> Principal | None:
+        return principals.named(self.principal.name)
+
     def facts(self, now: float) -> ConnectionFacts:
         return ConnectionFacts(self.number, "tube", "peer", self.principal.name, now, 0.0, 0, 0, 0, 0)
 

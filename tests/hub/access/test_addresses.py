@@ -11,7 +11,10 @@ def listed(*networks: str) -> Addresses:
     return Addresses([IPv4Network(network) for network in networks])
 
 
-@pytest.mark.parametrize("address", ["10.0.0.0", "10.1.2.3", "10.255.255.255", "192.0.2.7"])
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.0", "10.1.2.3", "10.255.255.255", "192.0.2.7", "::ffff:10.1.2.3", "::ffff:10.1.2.3%eth0"],
+)
 def test_in_a_network_or_alone(address: str) -> None:
     assert address in listed("10.0.0.0/8", "192.0.2.7")
 

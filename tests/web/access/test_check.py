@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.net.raw import running_hub
 
 from headrace import web
 from headrace.net.server.process import Server
+from headrace.web.access.check import is_own_name
 
 CLIENT, KEY = "0123456789abcdef01234567", "s3cret"
 
@@ -41,9 +43,12 @@ async def test_under_auth_required_only_who_has_a_key(tmp_path: Path, path: str)
             async with http.get(path, headers={"Authorization": wrong}) as answer:
                 assert answer.status == 401
                 assert answer.headers["WWW-Authenticate"].startswith("Basic")
+        # A stranger who says for whom it asks is not listened to, whatever it says.
+        async with http.get(path, headers={"Forwarded": "for=;;proto"}) as answer:
+            assert answer.status == 401
         async with http.get(path, headers={"Authorization": basic(CLIENT.upper(), KEY)}) as answer:
             assert answer.status == 200
-        assert server.hub.counters.get("refused", door="http", reason="unauthenticated") == 7
+        assert server.hub.counters.get("refused", door="http", reason="unauthenticated") == 8
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics", "/dashboard/app.js"])
@@ -72,6 +77,13 @@ async def test_a_foreign_name_that_leads_here(
 ) -> None:
     async with http.get("/api/status", headers={"Host": f"{name}:8470"}) as answer:
         assert answer.status == status
+
+
+@pytest.mark.parametrize("here", ["127.0.0.1", "::1", "::1%lo", "::ffff:127.0.0.1"])
+def test_a_door_of_this_machine_has_names_of_this_machine(here: str) -> None:
+    transport = asyncio.BaseTransport({"sockname": (here, 8470)})
+    assert is_own_name(transport, "localhost")
+    assert not is_own_name(transport, "evil.example")
 
 
 async def test_pages_may_load_nothing_from_elsewhere(http: aiohttp.ClientSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import ssl
 from base64 import b64encode
@@ -12,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.certificates import Authority
-from tests.net.raw import running_hub
+from tests.net.raw import SECONDS, running_hub
 
 from headrace import web
 from headrace.config import load
@@ -70,8 +71,13 @@ async def test_a_session_lasts_until_it_is_logged_out(browser: aiohttp.ClientSes
         me = await answer.json()
     assert (me["name"], me["session"], me["may"]["admin"]) == (CLIENT, True, True)
     cookies = {cookie.key: cookie.value for cookie in browser.cookie_jar}
-    async with browser.post("/logout", headers=OURS) as answer:
-        assert answer.status == 200
+    async with browser.get("/api/tail") as tail:
+        async with browser.post("/logout", headers=OURS) as answer:
+            assert answer.status == 200
+        # What is under way ends, too.
+        async with asyncio.timeout(SECONDS):
+            with contextlib.suppress(aiohttp.ClientError):
+                await tail.content.read()
     assert await status_of(browser) == 401
     # The cookie itself is worth nothing now, whoever has kept it.
     assert await status_of(browser, cookies=cookies) == 401

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from headrace.archive.past import open_whole
 from headrace.client.link.client import LinkClient
+from headrace.client.sql import asks_for_state
 from headrace.client.sql.log_table import LogTable
 from headrace.client.sql.messages import BOTH, HERE, messages_of
 from headrace.client.sql.state_tables import (
-    STATE_TABLES,
     consumers_of_link,
     services_of_link,
     state_of_files,
@@ -84,7 +84,7 @@ def query_files(
             log.head_op = log.op_of(committed) if committed >= log.first_here else 0
         upto = _upto(log.head, as_of)
         tables = messages_of(log, upto)
-        if any(table in query.lower() for table in STATE_TABLES):
+        if asks_for_state(query):
             # The state is that of the head: what it was before cannot be told from the files alone.
             if upto != log.head:
                 raise UsageError("as_of: only messages are known as of an earlier one")

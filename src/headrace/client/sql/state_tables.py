@@ -13,8 +13,6 @@ from headrace.hub.consumers.cursors import lag_facts
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 
-STATE_TABLES: Final = ("services", "consumers", "subscriptions")
-
 MAX_ASKED: Final = 10_000
 """Services whose objects are asked for over the link, one by one."""
 

@@ -32,6 +32,9 @@ class PrincipalHolder(Protocol):
     number: int
     """Its number among all that this hub had."""
 
+    def known_as(self, principals: Principals) -> Principal | None:
+        """Return who it is among other principals, by what has proven it; ``None`` if nobody any more."""
+
     def facts(self, now: float) -> ConnectionFacts:
         """Describe it for an operator."""
 
@@ -63,6 +66,23 @@ class AccessControl:
         if reason is not None:
             self.refused(principal, action, door, what, peer, reason)
         return reason is None
+
+    def denies(self, principal: Principal, action: Action, door: str, what: str, peer: str = "") -> bool:
+        """Whether a principal is denied an action in so many words, whatever else allows it; then that is noted."""
+        denied = principal.denies(action, what)
+        if denied:
+            self.refused(principal, action, door, what, peer, Forbidden.DENIED)
+        return denied
+
+    def may_use(self, principal: Principal, service: str, action: Action, door: str, peer: str = "") -> bool:
+        """Whether a principal may use a service, and is not denied what that does to the topic of this name."""
+        return self.may(principal, Action.SERVICE, door, service, peer) and not self.denies(
+            principal, action, door, service, peer
+        )
+
+    def may_be_called(self, principal: Principal, client: str) -> bool:
+        """Whether a principal may use a client id as its name: it is its own, or nobody's."""
+        return principal.may_do_everything or self.principals.of_client_id(client) in (None, principal)
 
     def may_each(
         self, principal: Principal, action: Action, door: str, topics: pa.Array, peer: str = ""
@@ -145,12 +165,12 @@ class AccessControl:
         ended = 0
         for holder in tuple(self._holders):
             before = holder.principal
-            after = principals.named(before.name)
+            after = holder.known_as(principals)
             if after is not None and after.keeps(before):
                 holder.principal = after
                 continue
             ended += 1
-            reason = "gone" if after is None else "changed"
+            reason = "changed" if after is not None and after.name == before.name else "gone"
             facts = holder.facts(0.0)
             self.audit.note(
                 AuditKind.REFUSED,

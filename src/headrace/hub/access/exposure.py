@@ -6,9 +6,8 @@ peers who they are, or if somebody wrote that it need not: no hub is open to a n
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address, ip_address
-
 from headrace.config import Settings
+from headrace.hub.access.addresses import parse_address
 
 
 def is_loopback(host: str) -> bool:
@@ -17,10 +16,7 @@ def is_loopback(host: str) -> bool:
     >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, False)
     """
-    address = ip_address(host.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback
+    return parse_address(host).is_loopback
 
 
 def missing_guard(door: str, settings: Settings) -> str | None:

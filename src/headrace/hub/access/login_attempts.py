@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import ip_network
 from typing import Final
+
+from headrace.hub.access.addresses import parse_address
 
 FREE: Final = 5
 """Failures of an identity at an address before the first pause: people mistype, and clients retry."""
@@ -94,11 +96,7 @@ def place_of(address: str) -> str:
     ('192.0.2.7', '2001:db8::/64')
     """
     try:
-        parsed = ip_address(address.partition("%")[0])
+        parsed = parse_address(address)
     except ValueError:
         return address
-    if not isinstance(parsed, IPv6Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ip_network((parsed, 64), strict=False))
+    return str(parsed) if parsed.version == 4 else str(ip_network((parsed, 64), strict=False))

@@ -35,6 +35,8 @@ class Forbidden(StrEnum):
     """Nobody knows who it is, and the hub asks everybody (``auth.required``)."""
     NOT_ALLOWED = "not_allowed"
     DENIED = "denied"
+    ANOTHERS_NAME = "anothers_name"
+    """The publisher's name belongs to another principal."""
 
 
 class Rights(NamedTuple):
@@ -120,12 +122,8 @@ class Principal:
         """Whether an action to what has this name is denied in so many words."""
         return self._denials[action].allows(what)
 
-    def may_see(self, service: str) -> bool:
-        """Whether it may use a service, and is not denied to read what is published there."""
-        return self.may(Action.SERVICE, service) and not self.denies(Action.READ, service)
-
     def seen(self, services: Sequence[str]) -> list[bool]:
-        """Return which of many services it may see."""
+        """Return which services it may see: those it may use, but for those that it is denied to read."""
         names = pa.array(services, pa.string())
         visible = self.mask(Action.SERVICE, names) & ~self._denials[Action.READ].mask(names)
         return [bool(shown) for shown in visible]

@@ -11,11 +11,12 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from headrace.config import Access, Secret, Settings
 from headrace.errors import ConfigError
+from headrace.hub.access.addresses import parse_address
 from headrace.hub.access.principal import EVERYTHING, Principal
 
 ANONYMOUS: Final = "anonymous"
@@ -81,11 +82,9 @@ class Principals:
 
     def _of_address(self, address: str) -> Principal | None:
         try:
-            place: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+            place = parse_address(address)
         except ValueError:
             return None
-        if isinstance(place, IPv6Address) and place.ipv4_mapped is not None:
-            place = place.ipv4_mapped
         for network, principal in self._networks:
             if place in network:
                 return principal

@@ -91,6 +91,15 @@ class Lag(NamedTuple):
     """Whether the number is exact; otherwise it is an upper bound, since not all messages have been looked at."""
 
 
+def default_dead_letter(name: str) -> str:
+    """Return the topic of a consumer's dead letters unless its terms name another.
+
+    >>> default_dead_letter("billing")
+    'dead/billing'
+    """
+    return f"dead/{name}"
+
+
 def lag_facts(lag: Lag) -> dict[str, int | bool]:
     """Return a consumer's lag as the link and the status show it."""
     return {"behind": lag.behind, "behind_exact": lag.exact}
@@ -128,7 +137,7 @@ class Consumer:
     @property
     def dead_letter(self) -> str:
         """The topic of its dead letters."""
-        return self.terms.dead_letter or f"dead/{self.name}"
+        return self.terms.dead_letter or default_dead_letter(self.name)
 
     @property
     def selects(self) -> bool:

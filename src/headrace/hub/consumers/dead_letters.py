@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from headrace.hub.consumers.cursors import Consumer
 from headrace.hub.consumers.settlements import Settled, encode, entries
 from headrace.hub.sequence_ranges import Range
-from headrace.message import Batch, Run, envelope_rows, map_column
+from headrace.message import Batch, Message, Run, envelope_rows, map_column
 from headrace.protocols import DEAD_LETTER
 
 ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.tries")
@@ -56,6 +56,11 @@ def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int)
         columns=envelope_rows(columns),
     )
     return Burial(letters, entry)
+
+
+def is_dead_letter(message: Message, consumer: Consumer) -> bool:
+    """Whether a message is a dead letter of a consumer: nobody but hubs can publish from there."""
+    return message.origin == DEAD_LETTER and message.publisher == consumer.name
 
 
 def within(rows: pa.RecordBatch, ranges: Iterable[Range]) -> pa.RecordBatch:

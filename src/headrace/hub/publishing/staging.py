@@ -204,6 +204,10 @@ class Staging:
             raise RefusedError("conflict", "a stage is named twice")
         return picked
 
+    def queries(self, names: Sequence[str]) -> set[str]:
+        """Return whose stages these are."""
+        return {stage.query for name in names if (stage := self._stages.get(name)) is not None}
+
     def remove(self, names: Sequence[str]) -> list[StagedPiece]:
         """Forget stages; the caller removes the rows and files of their pieces."""
         removed: list[StagedPiece] = []

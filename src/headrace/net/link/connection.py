@@ -29,6 +29,8 @@ from headrace.errors import (
 )
 from headrace.hub.access.accounts import Resource
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
+from headrace.hub.access.principal import Principal
+from headrace.hub.access.principals import Principals
 from headrace.hub.sequencer import Published
 from headrace.message import Batch
 from headrace.net.link.streams import LinkStream
@@ -282,6 +284,10 @@ class LinkConnection:
         self._uncommitted += size
         if size < 0:
             self.regulate()
+
+    def known_as(self, principals: Principals) -> Principal | None:
+        """Return who the client is among the hub's new principals."""
+        return principals.named(self.principal.name) if self.client else self._door.principal_of(self.tube)
 
     def facts(self, now: float) -> ConnectionFacts:
         """Describe the connection for an operator."""

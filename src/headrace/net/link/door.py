@@ -11,7 +11,6 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from ipaddress import ip_address
 from time import time
 from typing import Final, Literal
 
@@ -20,6 +19,7 @@ import msgspec
 from headrace import __version__
 from headrace.errors import MalformedError, RefusedError
 from headrace.hub.access.accounts import Resource
+from headrace.hub.access.addresses import parse_address
 from headrace.hub.access.authentication import ADVICE
 from headrace.hub.access.principal import Principal
 from headrace.message import Batch
@@ -261,7 +261,7 @@ def _origins(host: str, others: Sequence[str]) -> list[str | re.Pattern[str] | N
     Browsers let every page connect anywhere, and send its origin; other clients send none. The host is known by its
     address, not by the name in the page's URL: a name can resolve to anything.
     """
-    address = ip_address(host.partition("%")[0])
+    address = parse_address(host)
     if address.is_loopback or address.is_unspecified:
         name = _LOOPBACK
     else:

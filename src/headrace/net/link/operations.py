@@ -53,7 +53,7 @@ class LinkOperations:
         self._status = status
         self._reports = reports
         self._access = context.access
-        self.rights = rights = LinkRights(context.access)
+        self.rights = rights = LinkRights(context.access, lambda name: parts.publishers.holder(name).client)
         self.held = HeldRequests(hub, context.settings.cluster.publish_seconds, self.perform)
         changes = ServicePublishing(hub, parts.services)
         bodies = RequestBodies(

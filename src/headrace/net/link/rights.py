@@ -9,11 +9,13 @@ that needs ``admin``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from headrace.errors import RefusedError
 from headrace.hub.access.access import AccessControl, forbidden
 from headrace.hub.access.principal import Action, Forbidden
+from headrace.hub.consumers.cursors import default_dead_letter
 from headrace.hub.filters import Filter
 from headrace.message import Batch
 from headrace.wire.link import requests as ask
@@ -52,8 +54,10 @@ _CHANGING: Final = frozenset(
 class LinkRights:
     """Asks the one question for the link's requests."""
 
-    def __init__(self, access: AccessControl) -> None:
+    def __init__(self, access: AccessControl, owner_of: Callable[[str], str]) -> None:
+        """``owner_of`` returns whose a publisher's name is; empty if nobody has opened it."""
         self._access = access
+        self._owner_of = owner_of
 
     def check(self, connection: LinkConnection, request: ask.Request) -> None:
         """Raise an error if the client may not make a request; note what it changes."""
@@ -81,6 +85,11 @@ class LinkRights:
             for service in services:
                 self._check(connection, Action.SERVICE, service)
 
+    def check_queries(self, connection: LinkConnection, queries: Iterable[str]) -> None:
+        """Raise an error unless the client may stage for all of some queries."""
+        for query in queries:
+            self._check(connection, Action.STAGE, query)
+
     def filter(
         self,
         connection: LinkConnection,
@@ -99,17 +108,17 @@ class LinkRights:
         match request:
             case ask.ReadRequest() | ask.FollowRequest(consumer=None):
                 self._check_reads(connection, request.topic)
-            case ask.FollowRequest():
-                self._check(connection, Action.CONSUME, request.consumer or "")
+            case ask.FollowRequest(consumer=str(consumer)):
+                self._check(connection, Action.CONSUME, consumer)
                 self._check_reads(connection, request.topic)
-                if request.dead_letter is not None:
-                    # Dead letters are messages that the hub publishes for the consumer.
-                    self._check(connection, Action.PUBLISH, request.dead_letter)
+                self._check_dead_letters(connection, consumer, request.dead_letter)
             case ask.PublishRequest(client=client):
                 self._check_own(connection, bool(client))
+                self._check_name(connection, request.publisher)
             case ask.PublisherRequest(client=client, by=by):
                 self._check_own(connection, bool(client or by))
                 self._check_any(connection, Action.PUBLISH, request.publisher)
+                self._check_name(connection, request.publisher)
             case ask.StageRequest(query=query):
                 self._check(connection, Action.STAGE, query)
             case ask.CommitRequest(query=query, client=client, token=token):
@@ -129,9 +138,10 @@ class LinkRights:
             case ask.LostRequest():
                 self._check(connection, Action.ADMIN)
             case ask.ServicesRequest(service=str(service)):
-                self._check(connection, Action.SERVICE, service)
-                if request.action == "list" and connection.principal.denies(Action.READ, service):
-                    self._refuse(connection, Action.READ, service, Forbidden.DENIED)
+                does = Action.READ if request.action == "list" else Action.PUBLISH
+                principal, peer = connection.principal, connection.peer
+                if not self._access.may_use(principal, service, does, DOOR, peer):
+                    raise forbidden(principal, Action.SERVICE, service)
             case ask.ChainRequest():
                 # A digest confirms a guess at what a message says.
                 if not connection.principal.reads_everything:
@@ -166,6 +176,27 @@ class LinkRights:
         """Let nobody speak for another client but hubs that relay."""
         if named:
             self._check(connection, Action.ADMIN)
+
+    def _check_name(self, connection: LinkConnection, publisher: str) -> None:
+        """Let nobody use a publisher's name that is another's, or another's client id, but hubs that relay."""
+        access, principal = self._access, connection.principal
+        if principal.may(Action.ADMIN):
+            return
+        opened_by_another = self._owner_of(publisher) not in ("", principal.owner)
+        if opened_by_another or not access.may_be_called(principal, publisher):
+            access.refused(
+                principal, Action.PUBLISH, DOOR, publisher, connection.peer, Forbidden.ANOTHERS_NAME
+            )
+            raise RefusedError("forbidden", f"publisher {publisher!r} is another's: take another name")
+
+    def _check_dead_letters(self, connection: LinkConnection, consumer: str, topic: str | None) -> None:
+        """Dead letters are messages that the hub publishes for a consumer: by default where only a deny forbids it."""
+        if topic is not None:
+            self._check(connection, Action.PUBLISH, topic)
+            return
+        topic, principal = default_dead_letter(consumer), connection.principal
+        if self._access.denies(principal, Action.PUBLISH, DOOR, topic, connection.peer):
+            raise forbidden(principal, Action.PUBLISH, topic)
 
     def _check_any(self, connection: LinkConnection, action: Action, what: str) -> None:
         """Refuse a client that may do this to nothing at all."""

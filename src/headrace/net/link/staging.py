@@ -164,6 +164,7 @@ class LinkStages:
 
     def abort(self, connection: LinkConnection, request: ask.AbortRequest, _body: memoryview) -> None:
         """Forget stages."""
+        self._rights.check_queries(connection, self._staging.queries(request.stages))
         self._aside.run(remove_all, self._staging.remove(request.stages))
         connection.answer(request.id)
 

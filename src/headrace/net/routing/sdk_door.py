@@ -87,9 +87,8 @@ class SdkStream(DoorConnection[SdkDoor]):
                 return
             if client and (principal := context.access.principals.of_client_id(client)) is not None:
                 self.identified(principal)
-            owner = context.access.principals.of_client_id(client_id_text(frame.client_id))
-            if not (owner in (None, self.principal) or self.principal.may_do_everything):
-                self.refuse("forbidden", f"client {client_id_text(frame.client_id)} is {owner}'s")
+            if not context.access.may_be_called(self.principal, client_id_text(frame.client_id)):
+                self.refuse("forbidden", f"client {client_id_text(frame.client_id)} is another's")
                 return
         if not self._machine.allows(event_of(frame)) and not self.principal.known:
             self.door.context.access.turned_away("sdk", self.name, self.principal.name, "unknown")

@@ -19,7 +19,7 @@ from typing import Final
 
 from headrace.errors import WireError
 from headrace.hub.access.accounts import Resource
-from headrace.hub.access.principal import Action, Forbidden
+from headrace.hub.access.principal import Action
 from headrace.hub.services.publish import ServiceChange, ServicePublishing
 from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
 from headrace.message import Batch
@@ -224,14 +224,8 @@ class SppConnection(DoorConnection[SppDoor]):
             self._charged = count
 
     def _may_use(self, service: str, action: Action) -> bool:
-        """Whether the peer may use a service, and is not denied what that does to its topic."""
-        if not self.may(Action.SERVICE, service):
-            return False
-        if not self.principal.denies(action, service):
-            return True
         access = self.door.context.access
-        access.refused(self.principal, action, self.door.name, service, self.name, Forbidden.DENIED)
-        return False
+        return access.may_use(self.principal, service, action, self.door.name, self.name)
 
     def _is_gone(self) -> bool:
         """Ask the system whether the connection is over; the event loop notices only when it reads or writes."""
@@ -293,6 +287,10 @@ class SppConnection(DoorConnection[SppDoor]):
                     self._charge_subscriptions()
                     self._session = None
                 self.identified(principal)
+        # Where nobody must prove anything, a name that is somebody's must be proven all the same.
+        if not self.door.context.access.may_be_called(self.principal, client_id_text(auth.client_id)):
+            self._deny("forbidden", f"client {client_id_text(auth.client_id)} is another's")
+            return
         self._authenticated = True
         self.name = client_id_text(auth.client_id)
         self.send(serialize(Authenticated(accepted=True)))

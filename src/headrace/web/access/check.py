@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from ipaddress import ip_address
 from math import ceil
 from typing import Final
 
 from aiohttp import hdrs, web
 
+from headrace.hub.access.exposure import is_loopback
 from headrace.net.server.process import Server
 from headrace.web.access.cross_origin import answer_headers, answer_preflight, check_origin
 from headrace.web.access.identification import Identification
@@ -131,10 +131,10 @@ class AccessCheck:
 def is_own_name(transport: asyncio.BaseTransport | None, name: str) -> bool:
     """Whether a name may stand for the hub at the address that a connection came to."""
     here = None if transport is None else transport.get_extra_info("sockname")
-    if here is None or not ip_address(here[0].partition("%")[0]).is_loopback:
+    if here is None or not is_loopback(here[0]):
         return True
     try:
-        return ip_address(name).is_loopback
+        return is_loopback(name)
     except ValueError:
         return name == "localhost" or name.endswith(".localhost")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from ipaddress import ip_address
-from typing import Final
+from typing import Final, NamedTuple
+
+from headrace.hub.access.addresses import parse_address
 
 _PAIR: Final = re.compile(
     r"\s*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(\"(?:[^\"\\]|\\.)*\"|[!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*"
@@ -19,37 +20,33 @@ _MOST: Final = 32
 """Elements of the header: there are not that many proxies in a row."""
 
 
-def origin_of(headers: Sequence[str], peer: str, proxies: Container[str]) -> str:
-    """Return the address that a request comes from, asked by ``peer``; ``ValueError`` if a proxy names none.
+class Origin(NamedTuple):
+    """Where a request comes from, and by what, as far as that is believed."""
+
+    address: str
+    scheme: str
+    """As the first of our proxies got it; empty if there is none, or it does not say."""
+
+
+def origin_of(headers: Sequence[str], peer: str, proxies: Container[str]) -> Origin:
+    """Return where a request comes from that is asked by ``peer``; ``ValueError`` if a proxy of ours names nobody.
 
     >>> origin_of(['for=203.0.113.7;proto=https, for="[2001:db8::1]:99"'], "10.0.0.1", ["10.0.0.1"])
-    '2001:db8::1'
-    >>> origin_of(["for=192.0.2.1"], "203.0.113.7", ["10.0.0.1"])
-    '203.0.113.7'
+    Origin(address='2001:db8::1', scheme='')
+    >>> origin_of(["for=192.0.2.1;proto=https"], "10.0.0.1", ["10.0.0.1"])
+    Origin(address='192.0.2.1', scheme='https')
+    >>> origin_of(["for=192.0.2.1;proto=https"], "203.0.113.7", ["10.0.0.1"])
+    Origin(address='203.0.113.7', scheme='')
     """
-    return _asked_for(headers, peer, proxies)[0]
-
-
-def came_by_tls(headers: Sequence[str], peer: str, proxies: Container[str]) -> bool:
-    """Whether a proxy of ours, ``peer``, got a request by TLS from a client of its own.
-
-    >>> came_by_tls(["for=203.0.113.7;proto=https"], "10.0.0.1", ["10.0.0.1"])
-    True
-    >>> came_by_tls(["for=203.0.113.7;proto=https"], "203.0.113.7", ["10.0.0.1"])
-    False
-    """
-    return _asked_for(headers, peer, proxies)[1].lower() == "https"
-
-
-def _asked_for(headers: Sequence[str], peer: str, proxies: Container[str]) -> tuple[str, str]:
-    """Find the address that a request comes from, and the scheme by which our outermost proxy got it."""
-    origin, scheme = peer, ""
-    if peer in proxies and headers:
-        for element in reversed(_elements(", ".join(headers))):
-            if origin not in proxies:
-                break
-            origin, scheme = _address(element.get("for", "")), element.get("proto", "")
-    return origin, scheme
+    origin = Origin(peer, "")
+    # What a stranger says is not even read.
+    if peer not in proxies or not headers:
+        return origin
+    for element in reversed(_elements(", ".join(headers))):
+        if origin.address not in proxies:
+            break
+        origin = Origin(_address(element.get("for", "")), element.get("proto", "").lower())
+    return origin
 
 
 def _elements(header: str) -> list[dict[str, str]]:
@@ -84,7 +81,6 @@ def _address(node: str) -> str:
     elif node.count(":") == 1:
         host = node.partition(":")[0]
     try:
-        found = ip_address(host)
+        return str(parse_address(host))
     except ValueError:
         raise ValueError(f"for={node[:64]!r} is no address") from None
-    return str(getattr(found, "ipv4_mapped", None) or found)

@@ -20,16 +20,23 @@ from aiohttp import hdrs, web
 from headrace.hub.access.principal import Principal
 from headrace.net.server.accepting.tls import certificate_names
 from headrace.net.server.process import Server
-from headrace.web.access.forwarded import came_by_tls
+from headrace.web.access.forwarded import origin_of
 from headrace.web.access.sessions import Sessions
 from headrace.web.refusals import refusal
+from headrace.wire.attribute.messages import CLIENT_ID_BYTES
+
+_LONGEST: Final = 2 * CLIENT_ID_BYTES + 1
+"""Characters of what a stranger claims to be that are remembered: one more than an id has."""
 
 COOKIE: Final = "headrace-session"
 COOKIE_UNDER_TLS: Final = "__Host-headrace-session"
 """Browsers take a cookie of this name only if it is secure, and for this very host."""
 
 _BEARER: Final = "bearer"
-"""Stands for the identity of whoever shows a token, in the table of failed attempts."""
+"""Whoever shows a token, as the audit log names it."""
+
+_SESSION: Final = web.RequestKey("session", str)
+"""The cookie by which it is known who makes a request."""
 
 
 class Identification:
@@ -61,17 +68,25 @@ class Identification:
         if (cookie := request.cookies.get(self.cookie_name(request))) is not None:
             found = self.sessions.find(cookie, principals, monotonic())
             if found is not None:
+                request[_SESSION] = cookie
                 return found
         return self.by_certificate(request.transport)
 
+    def has_left(self, request: web.Request) -> bool:
+        """Whether the session that a request came by is over; an answer that goes on counts as its use."""
+        cookie, principals = request.get(_SESSION), self._server.access.principals
+        return cookie is not None and self.sessions.find(cookie, principals, monotonic()) is None
+
     def by_token(self, request: web.Request, token: str) -> Principal | None:
         """Return whose bearer token this is."""
-        self._check_pause(request, _BEARER)
-        return self._noted(request, _BEARER, self._server.access.principals.of_token(token))
+        # Each token is an identity of its own: who shows wrong ones does not shut out who has shown a right one.
+        who = f"{_BEARER}/{_hashed(token).hex()}"
+        self._check_pause(request, who)
+        return self._noted(request, who, self._server.access.principals.of_token(token))
 
     def by_key(self, request: web.Request, client: str, key: str) -> Principal | None:
         """Return whose client id this is, if the key is right."""
-        client = client.lower()
+        client = client.lower()[:_LONGEST]
         self._check_pause(request, client)
         known = self._server.access.keys.get(client)
         # The same work for an unknown client: the time it takes must not tell which ids exist.
@@ -85,7 +100,7 @@ class Identification:
             return request.secure
         peer = request.transport.get_extra_info("peername")
         headers = request.headers.getall("Forwarded", ())
-        return bool(headers) and came_by_tls(headers, peer[0], self._server.entrance.proxies)
+        return origin_of(headers, peer[0], self._server.entrance.proxies).scheme == "https"
 
     def cookie_name(self, request: web.Request) -> str:
         """Return the name of the session's cookie."""
@@ -101,7 +116,9 @@ class Identification:
         if pause:
             self._server.hub.counters.refuse("http", "too_many_failures", str(request.remote), request.path)
             # What a stranger claims to be goes into the audit log: no more of it than an id has.
-            self._server.access.turned_away("http", str(request.remote), who[:24], "too_many_failures")
+            self._server.access.turned_away(
+                "http", str(request.remote), who.partition("/")[0][:24], "too_many_failures"
+            )
             why = "too many attempts have failed from this address: wait"
             raise refusal(web.HTTPTooManyRequests, why, {hdrs.RETRY_AFTER: str(ceil(pause))})
 

@@ -58,8 +58,17 @@ def check_path(access: AccessControl, request: web.Request) -> None:
             access.changed(principal_of(request), DOOR, str(request.remote), path.removeprefix("/api/"), "")
 
 
-def check(access: AccessControl, request: web.Request, action: Action, what: str = "") -> None:
-    """Refuse a request unless its principal may do this action on this name."""
+def check(
+    access: AccessControl, request: web.Request, action: Action, what: str = "", *, told: bool = True
+) -> None:
+    """Refuse a request unless its principal may do this action on this name, which is ``told`` if it is its own."""
     principal = principal_of(request)
     if not access.may(principal, action, DOOR, what, str(request.remote)):
-        raise refusal(web.HTTPForbidden, forbidden(principal, action, what).reason)
+        raise refusal(web.HTTPForbidden, forbidden(principal, action, what if told else "").reason)
+
+
+def check_service(access: AccessControl, request: web.Request, service: str) -> None:
+    """Refuse a request for a service that its principal may not see."""
+    principal = principal_of(request)
+    if not access.may_use(principal, service, Action.READ, DOOR, str(request.remote)):
+        raise refusal(web.HTTPForbidden, forbidden(principal, Action.SERVICE, service).reason)

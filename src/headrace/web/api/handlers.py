@@ -133,14 +133,17 @@ class Api:
     async def _status(self, request: web.Request) -> web.Response:
         return as_json(shown_to(principal_of(request), self._server.status()))
 
-    async def _past(self, _: web.Request) -> web.Response:
-        return as_json(list(self._history.samples))
+    async def _past(self, request: web.Request) -> web.Response:
+        return as_json(list(self._history.samples) if principal_of(request).may(Action.ADMIN) else [])
 
     async def _events(self, request: web.Request, response: web.StreamResponse) -> None:
         async with self._streams.sending(request, response) as events:
             while True:
                 await events.send("status", shown_to(principal_of(request), self._server.status()))
-                await events.send("sample", await self._next_sample.next())
+                sample = await self._next_sample.next()
+                # Its figures are about everybody, as most of the status is.
+                if principal_of(request).may(Action.ADMIN):
+                    await events.send("sample", sample)
 
     async def _messages(self, request: web.Request) -> web.Response:
         query = request.query
@@ -164,7 +167,7 @@ class Api:
         seq = int(request.match_info["seq"])
         found = await in_thread(self._server, messages.one, log, seq, at=seq)
         if found is not None and not principal_of(request).reads_everything:
-            check(self._server.access, request, Action.READ, found["topic"])
+            check(self._server.access, request, Action.READ, found["topic"], told=False)
         if found is None:
             kept = (
                 f"messages {log.first} to {log.head} are kept" if log.head >= log.first else "there is none"

@@ -19,7 +19,7 @@ from headrace.errors import LimitError, StorageError
 from headrace.hub.access.principal import Action
 from headrace.hub.consumers import cursors
 from headrace.hub.consumers.cursors import Consumer
-from headrace.hub.consumers.dead_letters import ADDED
+from headrace.hub.consumers.dead_letters import ADDED, is_dead_letter
 from headrace.hub.filters import Filter
 from headrace.hub.topic_test import TopicTest
 from headrace.log import Log
@@ -85,11 +85,10 @@ class Operations:
     # Consumers
 
     async def _list_consumers(self, request: web.Request) -> web.Response:
-        known, contains = self._server.consumers, request.query.get("contains", "")
-        me = principal_of(request)
-        mine = (each for each in known if contains in each.name and me.may(Action.CONSUME, each.name))
-        found = islice(mine, _CONSUMERS)
-        return as_json({"consumers": [self._described(each) for each in found], "total": len(known)})
+        contains, me = request.query.get("contains", ""), principal_of(request)
+        mine = [each for each in self._server.consumers if me.may(Action.CONSUME, each.name)]
+        found = islice((each for each in mine if contains in each.name), _CONSUMERS)
+        return as_json({"consumers": [self._described(each) for each in found], "total": len(mine)})
 
     def _described(self, consumer: Consumer) -> dict[str, Any]:
         known, log = self._server.consumers, self._server.hub.log
@@ -147,10 +146,11 @@ class Operations:
             ),
             None,
         )
-        if letter is None or letter.attributes.get("dead.consumer") != consumer.name:
+        if letter is None or not is_dead_letter(letter, consumer):
             raise refusal(web.HTTPConflict, f"message {asked.seq} is no dead letter of {consumer.name}")
         attributes = {name: value for name, value in letter.attributes.items() if name not in ADDED}
         topic = letter.attributes.get("dead.topic", "")
+        check(self._server.access, request, Action.PUBLISH, topic)
         again = message_batch(request, topic, letter.payload, attributes, letter.numbers)
         return published(await committed(self._server, again))
 

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Any, Final
 
 from aiohttp import web
 
-from headrace.hub.access.principal import Action
 from headrace.hub.services.objects import Service, ServiceKind
 from headrace.message import MAX_SEQUENCE
 from headrace.net.server.process import Server
-from headrace.web.access.rights import check, principal_of
+from headrace.web.access.rights import check_service, principal_of
 from headrace.web.answers import as_json, number_in
 from headrace.web.api import messages
 from headrace.web.refusals import refusal
@@ -45,24 +45,17 @@ class ServiceHandlers:
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
-        services = self._server.services
         contains = request.query.get("contains", "")
         count = number_in(request, "count", _MOST, 1, _MOST)
         after = number_in(request, "after", 0, 0, MAX_SEQUENCE)
-        found: list[Service] = []
         principal = principal_of(request)
-        everything = principal.may_do_everything
-        for service in services:
-            if (
-                service.created > after
-                and contains in service.id
-                and (everything or principal.may_see(service.id))
-            ):
-                found.append(service)
-                if len(found) == count:
-                    break
-        described = [_describe(service, messages.PREVIEW) for service in found]
-        return as_json({"services": described, "total": len(services)})
+        seen = list(self._server.services)
+        if not principal.may_do_everything:
+            visible = principal.seen([service.id for service in seen])
+            seen = [service for service, shown in zip(seen, visible, strict=True) if shown]
+        chosen = (service for service in seen if service.created > after and contains in service.id)
+        described = [_describe(service, messages.PREVIEW) for service in islice(chosen, count)]
+        return as_json({"services": described, "total": len(seen)})
 
     async def _one(self, request: web.Request) -> web.Response:
         return as_json(_describe(self._requested(request, request.query.get("id", "")), messages.WHOLE))
@@ -106,9 +99,7 @@ class ServiceHandlers:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     def _requested(self, request: web.Request, name: str) -> Service:
-        check(self._server.access, request, Action.SERVICE, name)
-        if principal_of(request).denies(Action.READ, name):
-            check(self._server.access, request, Action.READ, name)
+        check_service(self._server.access, request, name)
         service = self._server.services.get(name)
         if service is None:
             raise refusal(web.HTTPNotFound, f"there is no service {name!r}")

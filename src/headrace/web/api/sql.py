@@ -15,6 +15,7 @@ from typing import Annotated, Final, cast
 import msgspec
 from aiohttp import web
 
+from headrace.client.sql import asks_for_state
 from headrace.client.sql.worker import Question
 from headrace.hub.access.principal import Action
 from headrace.net.server.process import Server
@@ -28,8 +29,6 @@ SECONDS: Final = 10.0
 AT_A_TIME: Final = 2
 MAX_QUERY: Final = 10_000
 MAX_ANSWER: Final = 8 << 20
-
-_STATE: Final = ("services", "consumers", "subscriptions")
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +54,7 @@ class SqlHandlers:
         if not principal_of(request).reads_everything:
             check(self._server.access, request, Action.READ, "**")
             raise refusal(web.HTTPForbidden, "a query can be about every message: it needs the right read **")
-        if any(table in asked.query.lower() for table in _STATE):
+        if asks_for_state(asked.query):
             check(self._server.access, request, Action.ADMIN)
         if find_spec("duckdb") is None:
             raise refusal(web.HTTPNotImplemented, "SQL needs DuckDB: pip install 'headrace[sql]'")

@@ -31,10 +31,9 @@ export default {
     const facts = h("dl", { class: "facts" });
     const doors = h("section", { class: "sheet", "aria-label": "Doors" });
     const counts = h("section", { class: "sheet", "aria-label": "What went wrong" });
-    main.append(warnings, facts,
-      h("div", { class: "grid" }, [["In", incoming], ["Out", outgoing], ["Refused and repaired", trouble], ["Disk", disk]]
-        .map(([title, chart]) => h("section", { class: "sheet" }, h("h2", {}, title), chart.element))),
-      h("div", { class: "grid" }, doors, counts));
+    const charts = h("div", { class: "grid" }, [["In", incoming], ["Out", outgoing], ["Refused and repaired", trouble], ["Disk", disk]]
+      .map(([title, chart]) => h("section", { class: "sheet" }, h("h2", {}, title), chart.element)));
+    main.append(warnings, facts, charts, h("div", { class: "grid" }, doors, counts));
     return listen(({ status, samples }) => {
       const recent = samples.slice(-MINUTES * 60);
       const last = recent.at(-1);
@@ -47,7 +46,7 @@ export default {
       const mode = MODES[status.mode] ?? status.mode;
       if (!status.disk) {
         // Without the right admin, a principal is told nothing of how the hub and its other clients are doing.
-        doors.hidden = counts.hidden = true;
+        charts.hidden = doors.hidden = counts.hidden = true;
         show(facts, fact("Head of the sequence", count(status.head)), fact("Mode", mode, status.node.name, status.mode === "ERR" ? "bad" : ""),
           fact("Up", span(status.uptime), `version ${status.version}`));
         return;

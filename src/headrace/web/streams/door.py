@@ -492,7 +492,7 @@ class StreamDoor:
     def _check_reads(self, request: web.Request, stream: Stream) -> None:
         """Refuse a fork to whoever may not read a source of it: a message keeps its topic."""
         for topic in {each.topic for each in stream.inherited}:
-            check(self._server.access, request, Action.READ, topic)
+            check(self._server.access, request, Action.READ, topic, told=False)
 
     def _live(self, topic: str, now: int) -> Stream | None:
         """Return a stream that was created and has not expired."""

@@ -204,12 +204,12 @@ PROXIES = ("10.0.0.1", "10.0.0.2")
     ],
 )
 def test_whom_a_request_is_from(headers: list[str], origin: str) -> None:
-    assert origin_of(headers, "10.0.0.1", PROXIES) == origin
+    assert origin_of(headers, "10.0.0.1", PROXIES).address == origin
 
 
 def test_what_a_client_wrote_itself_is_not_reached() -> None:
-    assert origin_of(["for=unknown, for=203.0.113.7"], "10.0.0.1", PROXIES) == "203.0.113.7"
-    assert origin_of(["for=192.0.2.1"], "203.0.113.7", PROXIES) == "203.0.113.7"
+    assert origin_of(["for=unknown, for=203.0.113.7"], "10.0.0.1", PROXIES).address == "203.0.113.7"
+    assert origin_of(["for=192.0.2.1"], "203.0.113.7", PROXIES).address == "203.0.113.7"
 
 
 @pytest.mark.parametrize(

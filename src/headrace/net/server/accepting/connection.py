@@ -20,9 +20,10 @@ from headrace.errors import StorageError, WireError
 from headrace.hub.access.accounts import Resource
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import Action, Principal
+from headrace.hub.access.principals import Principals
 from headrace.hub.sequence_ranges import Range
 from headrace.message import Batch
-from headrace.net.server.accepting.entrance import TLS_AT_PLAIN, TLS_HELLO
+from headrace.net.server.accepting.entrance import TLS_AT_PLAIN, TLS_HELLO, Refusal
 from headrace.net.server.accepting.tcp_door import OWN, OWN_ACCOUNT, ConnectionGroup
 from headrace.net.server.accepting.tls import certificate_names
 from headrace.wire.receive_buffer import Decoder
@@ -63,6 +64,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         """All names in it."""
         self.principal = OWN
         """Who the peer is."""
+        self._logged_in = False
+        """Whether it has proven that in its protocol, not by its address or certificate."""
         self.number = next(CONNECTION_NUMBERS)
         self._received = 0
         self.account = OWN_ACCOUNT
@@ -162,23 +165,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.refuse(*refusal)
             return
         self.principal = self.door.principal_of(self.endpoint[0], self.certificate_name)
-        if not (self.principal.known or getattr(self.door, "has_login", True)):
+        if (refusal := self._judge_peer()) is not None:
             self.door.release(self.endpoint[0])
-            self.door.context.access.turned_away(self.door.name, self.name, self.principal.name, "unknown")
-            self.refuse(
-                "not-allowed", "auth.required is on, and no principal has this address or certificate"
-            )
-            return
-        account = self.door.account_of(self.principal, self.endpoint[0])
-        if (detail := account.take(Resource.CONNECTIONS)) is not None:
-            self.door.release(self.endpoint[0])
-            self.refuse("connections", detail)
-            return
-        self.account = account
-        needed = getattr(self.door, "needs", None)
-        if needed is not None and not self.may(needed):
-            self.door.release(self.endpoint[0])
-            self.refuse("forbidden", f"{self.principal.name} may not {needed}")
+            self.refuse(*refusal)
             return
         self.admitted = True
         self.door.connections.add(self)
@@ -236,6 +225,22 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         if self.admitted:
             self.drained()
             self.resume_reading()
+
+    def _judge_peer(self) -> Refusal | None:
+        """Charge the connection to its peer's account; or return why this peer may not have it."""
+        door, principal = self.door, self.principal
+        if not (principal.known or door.has_login):
+            door.context.access.turned_away(door.name, self.name, principal.name, "unknown")
+            unknown = "auth.required is on, and no principal has this address or certificate"
+            return Refusal("not-allowed", unknown)
+        if door.needs is not None and not self.may(door.needs):
+            return Refusal("forbidden", f"{principal.name} may not {door.needs}")
+        account = door.account_of(principal, self.endpoint[0])
+        # Last: whoever is refused has nothing that must be given back.
+        if (detail := account.take(Resource.CONNECTIONS)) is not None:
+            return Refusal("connections", detail)
+        self.account = account
+        return None
 
     def _take_all(self, data: memoryview | bytes) -> None:
         """Take the frames that are complete, but not so many at once that others wait."""
@@ -325,7 +330,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
 
     def identified(self, principal: Principal) -> None:
         """Note who the peer has proven to be."""
-        self.principal = principal
+        self.principal, self._logged_in = principal, True
         self.door.context.access.let_in(principal, self.door.name, self.name)
         account = self.door.account_of(principal, self.endpoint[0])
         if account is not self.account:
@@ -335,6 +340,12 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.account_changes()
             self.account.give_back(Resource.CONNECTIONS)
             self.account = account
+
+    def known_as(self, principals: Principals) -> Principal | None:
+        """Return who the peer is among the hub's new principals."""
+        if self._logged_in:
+            return principals.named(self.principal.name)
+        return self.door.principal_of(self.endpoint[0], self.certificate_name)
 
     def facts(self, now: float) -> ConnectionFacts:
         """Describe the connection for an operator."""

@@ -16,15 +16,15 @@ import errno
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final, NamedTuple, Protocol
 
 from headrace.client.tls import SHUTDOWN_SECONDS, RenewedContext, told
 from headrace.config import Settings
 from headrace.errors import WireError
+from headrace.hub.access.addresses import Addresses
 from headrace.hub.counters import Counters
 from headrace.net.server.accepting import proxy_header
 from headrace.net.server.accepting.recording import recorded_as_at
@@ -100,32 +100,13 @@ class Listening(Protocol):
         """Accept no more."""
 
 
-class ProxyAddresses:
-    """The addresses of proxies that are believed; ``address in proxies``."""
-
-    def __init__(self, networks: Sequence[IPv4Network | IPv6Network]) -> None:
-        self._networks = tuple(networks)
-
-    def __bool__(self) -> bool:
-        return bool(self._networks)
-
-    def __contains__(self, address: object) -> bool:
-        if not self._networks:
-            return False
-        try:
-            parsed = ip_address(str(address).partition("%")[0])
-        except ValueError:
-            return False
-        mapped = getattr(parsed, "ipv4_mapped", None)
-        return any(each in network for network in self._networks for each in (parsed, mapped) if each)
-
-
 class Entrance:
     """The common part of all doors' accept paths."""
 
     def __init__(self, settings: Settings, counters: Counters) -> None:
         self.tls = HubTls(settings)
-        self.proxies = ProxyAddresses(settings.limits.proxies)
+        self.proxies = Addresses(settings.limits.proxies)
+        """Proxies that are believed."""
         self.counters = counters
         self.seconds = settings.limits.handshake_seconds
         self._unfinished: dict[asyncio.Task[None], _Arrival] = {}

@@ -33,6 +33,11 @@ S = TypeVar("S", bound="DoorConnection[Any]")
 class ConnectionGroup(Generic[S]):
     """The open connections of one kind, and their common part."""
 
+    has_login: ClassVar[bool] = True
+    """Whether a peer may still prove who it is; elsewhere an unknown one is refused at once."""
+    needs: ClassVar[Action | None] = None
+    """The action that every peer must be allowed."""
+
     def __init__(self, context: DoorContext, name: str, receive_bytes: int = RECEIVE_BYTES) -> None:
         self.context = context
         self.hub = context.hub
@@ -100,9 +105,6 @@ class TcpDoor(ConnectionGroup[S]):
     """A door that accepts connections; a subclass makes the protocol of each."""
 
     has_login: ClassVar[bool] = False
-    """Whether its protocol lets a peer prove who it is; elsewhere an unknown one is refused at once."""
-    needs: ClassVar[Action | None] = None
-    """The action that every peer of the door must be allowed."""
 
     def __init__(
         self,
