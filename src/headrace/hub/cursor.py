@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from headrace.errors import HeadraceError, TrimmedError
 from headrace.hub.sequence_ranges import Range
 from headrace.message import MAX_SEQUENCE, Batch
@@ -65,7 +67,7 @@ class CachedChunk(Chunk, Protocol):
         """Bytes of memory that it keeps."""
 
 
-class EncodedChunk(NamedTuple):
+class EncodedChunk(msgspec.Struct, frozen=True):
     """Messages ``first`` to ``last`` as bytes that are ready to send."""
 
     first: int

@@ -475,14 +475,14 @@ class Hub:
         """
         for batch in batches:
             if self.sequencer is None:
-                self._received[batch.origin].value += len(batch)
+                self._received[batch.origin].value += batch.run.count
             self.state.apply(batch)
         self.log.commit(upto)
         if not batches:
             return
         if self.sequencer is not None:
             self.sequencer.committed(self.log.head_op)
-        messages = [batch for batch in batches if not batch.is_entries]
+        messages = [batch for batch in batches if batch.origin != NOT_A_MESSAGE]
         for door in self.doors:
             door.deliver(messages)
         for batch, done in zip(batches, dones, strict=True):

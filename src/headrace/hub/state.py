@@ -90,7 +90,7 @@ class HubState:
     def apply(self, batch: Batch) -> None:
         """Apply one committed batch."""
         self.op, self.seq = batch.last_op, batch.last
-        if batch.is_entries:
+        if batch.origin == NOT_A_MESSAGE:
             for op, message in enumerate(batch, batch.op):
                 kind, _, name = message.topic.partition("/")
                 part = self._parts.get(kind)

@@ -13,8 +13,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
+
+import msgspec
 
 from headrace.errors import DamagedError
 from headrace.log import frame
@@ -60,7 +62,7 @@ class FileHeader:
         return cls(UUID(bytes=uuid), op, first, time, salt)
 
 
-class FrameRows(NamedTuple):
+class FrameRows(msgspec.Struct, frozen=True):
     """The rows of a frame: how many, which kind, and where they stand."""
 
     op: int

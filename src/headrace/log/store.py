@@ -165,7 +165,9 @@ class Log(MaintainedLog):
     @property
     def busy(self) -> bool:
         """Whether an append might have to wait: for a sync, for another thread, or to begin a new tail."""
-        return self.syncing or self.writing or self._segments[-1].size >= self._segment_bytes
+        return (
+            self._syncing.locked() or self._writing.locked() or self._segments[-1].size >= self._segment_bytes
+        )
 
     def append(self, batches: Sequence[Batch]) -> None:
         """Append batches in one write, all or none.
@@ -213,7 +215,9 @@ class Log(MaintainedLog):
         self.last_time = time
         if batches and not batches[-1].tied:
             self._whole = op - 1
-        self._note_tail()
+        # As in _note_tail().
+        self.tail = file.next - 1
+        self.tail_op = op - 1
 
     def _note_tail(self) -> None:
         newest = self._segments[-1]

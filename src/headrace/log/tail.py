@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import msgspec
 import numpy as np
 
 from headrace.errors import DamagedError
@@ -516,7 +517,7 @@ class TailFile:
             self.next = columns.firsts[place]
 
 
-class EncodedFrame(NamedTuple):
+class EncodedFrame(msgspec.Struct, frozen=True):
     """A frame to be written: its pieces, and the facts that the file remembers."""
 
     pieces: list[frame.Piece]

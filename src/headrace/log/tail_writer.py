@@ -61,7 +61,8 @@ class TailWriter:
         if offset >= self._reserve_at:
             self._reserve(file)
         try:
-            self.tidy(file)
+            if self._leftover:
+                self.tidy(file)
             if len(pieces) == 1 and len(pieces[0]) <= _MAX_BYTES:
                 written = os.pwritev(file.fd, pieces, offset)
                 if written == len(pieces[0]):

@@ -152,6 +152,8 @@ class PublisherNumbers(LargePart):
 
     def follow(self, batch: Batch) -> None:
         """Note a batch's numbers."""
+        if batch.number is None and batch.columns is None and not self._opened:
+            return
         if batch.is_entries:
             if self._opened:
                 self._date(batch.last_time)

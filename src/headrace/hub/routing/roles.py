@@ -173,12 +173,14 @@ class RoutingRules:
     def is_blocked(self) -> bool:
         """Whether matching has to wait."""
         return (
-            self.sorting or self._loading or (self.dispatcher_link is not None and self.dispatcher_link.full)
+            self._sorting is not None
+            or self._loading
+            or (self.dispatcher_link is not None and self.dispatcher_link.full)
         )
 
     def matched(self, batch: Batch, matches: Matches | None) -> None:
         """Hand on what the matcher here found, or that a batch is for nobody."""
-        if self.connector is not None:
+        if self.connector is not None and matches is not None:
             self.connector.deliver(batch, matches)
         self._source.seen = self.own_path.upto = batch.last
         if self._pushes:

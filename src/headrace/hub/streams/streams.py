@@ -114,7 +114,7 @@ class Streams:
 
     def follow(self, batch: Batch) -> None:
         """Note the newest message of each stream."""
-        if batch.is_entries or not (self._streams or self._watchers):
+        if not (self._streams or self._watchers) or batch.is_entries:
             return
         columns = batch.columns
         if columns is None or "topic" not in columns.schema.names:

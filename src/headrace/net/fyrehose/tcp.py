@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, WireError
 from headrace.hub.access.principal import EVERYTHING, Action, Principal
 from headrace.hub.access.readable import readable_run
 from headrace.hub.backbone.rules import Backbone, Refused, ServeRange, Unserved
@@ -131,13 +131,11 @@ class _InPlaceDecoder(ServerDecoder):
         self.rest = b""
 
     def feed(self, data: Buffer) -> Iterator[ServerFrame]:
-        """Yield the frames at the beginning of ``data``, which begins with the rest; without data, of the rest."""
+        """Return the frames at the beginning of ``data``, which begins with the rest; without data, of the rest."""
         view = memoryview(data or self.rest)
         frames, consumed, error = self.scan(view, 0, len(view), MAX_FRAMES)
         self.rest = bytes(view[consumed:]) if consumed < len(view) else b""
-        yield from frames
-        if error is not None:
-            raise error
+        return iter(frames) if error is None else _ended_by(error, frames)
 
     @property
     def unfinished(self) -> int:
@@ -148,6 +146,11 @@ class _InPlaceDecoder(ServerDecoder):
     def frame_at(self) -> int:
         """The position in the stream: a packet may come slowly, as long as it comes."""
         return super().frame_at + len(self.rest)
+
+
+def _ended_by(error: WireError, frames: list[ServerFrame]) -> Iterator[ServerFrame]:
+    yield from frames
+    raise error
 
 
 class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
@@ -197,7 +200,10 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
             case PushRun() if not (self.principal.publishes_everything or self.may(Action.PUBLISH)):
                 self.refuse("forbidden", f"{self.principal.name} may not publish without a topic")
             case PushRun(run):
-                self.account.receive(0, run.count, self.heard)
+                account = self.account
+                account.received_messages += run.count
+                if account.rated:
+                    account.rate(0, run.count, self.heard)
                 self._hub.submit(Batch(run, origin="fyrehose", publisher=self.name), self.settled)
             case _ if not (self.principal.reads_everything or self.may_any(Action.READ)):
                 self.refuse("forbidden", f"{self.principal.name} may not read")

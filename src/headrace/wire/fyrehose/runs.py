@@ -55,12 +55,13 @@ def deliver_run(run: Run, first_seq: int, *, max_data: int = MAX_DATA) -> tuple[
     Returns the packets and how many of them are hollow: a payload over ``max_data`` bytes goes out with
     zero-length DATA, so that the sequence stays whole. With ``max_data=0`` all go out so.
     """
-    if len(run) != 1:
+    if run.count != 1:
         packets, _, hollow = _write_delivers(run, first_seq, max_data, _NO_EDGES)
         return packets, hollow
-    check("max_data", max_data, 0, MAX_DATA)
+    if max_data != MAX_DATA:
+        check("max_data", max_data, 0, MAX_DATA)
     check("SEQUENCE", first_seq, 1, MAX_SEQUENCE)
-    payload, hollow = _lone_payload(run), 0
+    payload, hollow = _lone_payload(run) if run.lone is None else run.lone, 0
     if len(payload) > max_data:
         payload, hollow = b"", 1
     header = DELIVER_HEADER.pack(Type.DELIVER, len(payload), first_seq >> 32, first_seq & LOW)

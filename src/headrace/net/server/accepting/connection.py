@@ -271,7 +271,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self.door.context.unfinished.hold(self, self._held)
         if waits:
             self.pause_reading()
-        self.resume_reading()
+        if self.reading_paused:
+            self.resume_reading()
 
     def _probe(self, sock: socket.socket) -> None:
         """Have the kernel find a peer that vanished, within ``limits.idle_seconds``.

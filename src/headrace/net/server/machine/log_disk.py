@@ -221,4 +221,7 @@ def _tell(told: WhenWritten, done: Future[None]) -> None:
 
 
 def _size(batches: Sequence[Batch]) -> int:
-    return sum(batch.run.size for batch in batches)
+    size = 0
+    for batch in batches:
+        size += batch.run.size
+    return size
