@@ -136,6 +136,7 @@ async def test_no_cell_is_missing_at_http(server: Server) -> None:
 
 @pytest.mark.parametrize("path", sorted(BY_RIGHTS))
 async def test_what_answers_by_rights_answers_nobody_unknown(server: Server, path: str) -> None:
+    forget_failures(server)
     async with aiohttp.ClientSession(f"http://{server.doors['http']}") as session:
         for token, status in (("", 401), ("a guess", 401), (TOKENS["none"], 200)):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
