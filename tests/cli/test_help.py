@@ -165,5 +165,19 @@ def test_asking_wrongly_is_2(run: Run, wrong: list[str]) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["sub", "orders/**"],
+        ["sub", "--topic", "orders"],
+        ["tail", "orders/**"],
+        ["pub", "--subject", "orders"],
+    ],
+    ids=" ".join,
+)
+def test_a_topic_as_other_hubs_take_it_is_recognised(run: Run, wrong: list[str]) -> None:
+    assert "--topic " in run(*wrong).stderr.partition(": ")[2].partition("; see")[0].partition(": ")[2]
+
+
 def test_a_slip_of_the_pen_is_recognised(run: Run) -> None:
     assert "Did you mean 'serve'" in run("srve").stderr

@@ -58,3 +58,47 @@ def test_where_to_start_is_from_seq() -> None:
         with hub.connect_sync("sdk://", from_seq=3) as sdk:
             sdk.subscribe({"x": 1})
             assert (next(sdk).seq, next(sdk).seq, next(sdk).seq, sdk.cursor) == (3, 4, 5, 6)
+
+
+def test_where_to_start_may_be_a_word() -> None:
+    with Hub() as hub, hub.connect_sync("tube://") as link:
+        link.publish([b"one", b"two"], attributes={"x": 1})
+        assert link.read("earliest").to_arrow()["seq"].to_pylist() == [1, 2]
+        with link.follow("earliest") as stream:
+            assert next(stream).seq == 1
+        with link.consumer("all", from_seq="earliest") as consumer:
+            assert next(consumer).seq == 1
+        with hub.connect_sync("fyrehose://", from_seq="earliest") as backbone:
+            assert next(backbone).seq == 1
+        with hub.connect_sync("sdk://", from_seq="earliest") as sdk:
+            sdk.subscribe({"x": 1})
+            assert next(sdk).seq == 1
+        link.reset_consumer("all", "now")
+        with (
+            link.follow("now") as stream,
+            link.consumer("all") as consumer,
+            link.consumer("new", from_seq="now") as new,
+            hub.connect_sync("fyrehose://", from_seq="now") as backbone,
+            hub.connect_sync("sdk://", from_seq="now") as sdk,
+        ):
+            sdk.subscribe({"x": 1})
+            stream.begun()
+            link.publish(b"three", attributes={"x": 1})
+            assert {next(each).seq for each in (stream, consumer, new, backbone, sdk)} == {3}
+        for wrong in (lambda: link.follow("first"), lambda: hub.connect_sync("sdk://", from_seq="first")):
+            with pytest.raises(headrace.UsageError, match="expected a sequence number, 'earliest' or 'now'"):
+                wrong()
+        with pytest.raises(headrace.UsageError, match="follow what is to come"):
+            link.read("now")
+
+
+def test_alternatives_where_there_are_none() -> None:
+    either = headrace.where(x=1) | headrace.where(y=2)
+    with Hub() as hub, hub.connect_sync("tube://") as link:
+        for wrong in (link.read, link.follow, lambda where: link.consumer("name", where=where)):
+            with pytest.raises(headrace.UsageError, match="`match` reads them"):
+                wrong(where=either)
+            with pytest.raises(headrace.UsageError, match="not str"):
+                wrong(where="x=1 | y=2")
+        link.publish(b"one", attributes={"y": 2})
+        assert [rows.num_rows for rows in link.match(either)] == [1]

@@ -11,9 +11,9 @@ A fenced block with ``<!-- run -->`` on the line before it is run:
 ``pycon``
     the same, as a doctest.
 
-They are followed as a reader follows them: beside a hub that is running in the same directory, a new one for each page.
-That is ``headrace up`` for the pages that say so (:data:`BESIDE_UP`), and ``headrace serve`` for the others. The README
-reads nothing that the pipeline writes, so its ``up`` runs none.
+They are followed as a reader follows them, beside a hub that is running in the same directory. For the first pages that
+people read, one after the other (:data:`FIRST_PAGES`), it is one ``headrace up``; each other page has a new
+``headrace serve``.
 
 Examples name the doors' default ports, as a reader would. Here each stands for a free one, in the example itself and in
 the settings that its hub takes from the environment.
@@ -28,7 +28,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -48,9 +48,8 @@ DEFAULT_PORTS = {
 }
 
 
-QUICKSTART = ROOT / "docs/quickstart.md"
-BESIDE_UP = {ROOT / "README.md", QUICKSTART}
-"""The pages that have their reader keep ``headrace up`` running."""
+FIRST_PAGES = (ROOT / "README.md", ROOT / "docs/quickstart.md", ROOT / "docs/recipes.md")
+"""The pages that have their reader keep ``headrace up`` running, in the order of reading."""
 
 
 @dataclass(frozen=True)
@@ -72,28 +71,43 @@ def examples(text: str) -> list[Example]:
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     found = examples(page.read_text())
     runs_commands = any(example.language in ("sh", "bash") for example in found)
-    uses_spark = page == QUICKSTART or any("headrace.spark import" in example.code for example in found)
+    uses_spark = any("headrace.spark import" in example.code for example in found)
     return [pytest.mark.slow] * runs_commands + [pytest.mark.spark] * uses_spark
 
 
 PAGES = [
     pytest.param(page, marks=marks(page))
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")])
-    if MARKER in page.read_text().splitlines()
+    if MARKER in page.read_text().splitlines() and page not in FIRST_PAGES
 ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    follow_beside("serve", [page], tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_first_pages_are_read_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow_beside("up", FIRST_PAGES, tmp_path, monkeypatch)
+
+
+def follow_beside(
+    command: str, pages: Sequence[Path], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Follow pages beside one hub that a command runs."""
+    monkeypatch.chdir(directory)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    ports = free_ports(page.read_text())
+    ports = free_ports("".join(page.read_text() for page in pages))
     for door, port in DEFAULT_PORTS.items():
         monkeypatch.setenv(f"HEADRACE_LISTEN__{door.upper()}", f"127.0.0.1:{ports[port]}")
-    if page in BESIDE_UP and page != QUICKSTART:
-        monkeypatch.setenv("HEADRACE_PIPELINE__JOBS", "")
-    with running_hub("up" if page in BESIDE_UP else "serve", tmp_path):
-        follow(page, ports)
+    with running_hub(command, directory):
+        for page in pages:
+            follow(page, ports)
 
 
 def follow(page: Path, ports: dict[int, int]) -> None:

@@ -609,6 +609,10 @@ def test_attributes_may_have_commas_between_them_and_predicates_are_words(
         page.get_by_label("Attributes").fill("city=Brno,x=5.5")
         page.get_by_role("button", name="Who would get this?").click()
         expect(page.locator("main")).to_contain_text("put a blank between attributes")
+        for text in ("city=Brno|Praha", "x=0..10", "x>=5", "x=1|y=2"):
+            page.get_by_label("Attributes").fill(text)
+            page.get_by_role("button", name="Who would get this?").click()
+            expect(page.locator("main")).to_contain_text(f"{text}: ")
 
 
 def test_a_query_is_asked_charted_and_remembered(page: Page) -> None:

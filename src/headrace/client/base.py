@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from types import TracebackType
-from typing import ClassVar, Final, Protocol, Self, TypeAlias, TypedDict
+from typing import ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypedDict
 
 from headrace.config import Address, Settings, load
 from headrace.errors import UsageError
@@ -14,6 +14,9 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 Attributes: TypeAlias = Mapping[str, str | float]
 """A message's attributes by name, texts and numbers."""
+
+Start: TypeAlias = int | Literal["earliest", "now"]
+"""Where to begin: a sequence number, the oldest message that is kept, or the next one."""
 
 
 class Row(TypedDict, total=False):
@@ -26,6 +29,26 @@ class Row(TypedDict, total=False):
     topic: str
     attributes: Attributes
     numbers: Mapping[str, float]
+
+
+def starting_number(from_seq: Start | None, last: int) -> int | None:
+    """Return the number to begin with: 0 stands for the oldest message that is kept, ``None`` for the next one.
+
+    >>> starting_number("earliest", 9), starting_number("now", 9), starting_number(5, 9)
+    (0, None, 5)
+    """
+    if isinstance(from_seq, str):
+        check_start(from_seq)
+        return 0 if from_seq == "earliest" else None
+    if from_seq is not None and not 0 <= from_seq <= last:
+        raise UsageError(f"from_seq {from_seq}: expected 0 to {last}, 'earliest' or 'now'")
+    return from_seq
+
+
+def check_start(word: str) -> None:
+    """Refuse a word that is no place to begin."""
+    if word not in ("earliest", "now"):
+        raise UsageError(f"from_seq {word!r}: expected a sequence number, 'earliest' or 'now'")
 
 
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -135,7 +135,7 @@ class GivenOptions:
         value = self.text(name)
         if value is None:
             return None
-        word = value.strip().lower()
+        word = value.strip().lower().replace("now", "latest")
         if word in words:
             return word  # type: ignore[return-value]
         if word.isdecimal() and len(word) <= _MOST_DIGITS and 1 <= int(word) <= MAX_SEQUENCE:
@@ -222,7 +222,10 @@ def parse_predicates(text: str) -> str:
     try:
         where = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"where: expected JSON ({error})") from None
+        raise UsageError(
+            f'where: expected JSON such as {{"city": "Praha", "x": [0, 10]}} ({error}); for alternatives,'
+            " filter the rows by .where()"
+        ) from None
     if not isinstance(where, dict):
         raise UsageError("where: expected a JSON object of attributes and conditions")
     fields = {name: _field(name, predicate) for name, predicate in where.items()}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.terminal.attribute_syntax import parse_conditions, parse_value
+from headrace.cli.terminal.attribute_syntax import parse_alternatives, parse_conditions, parse_value
+from headrace.client.conditions import missing, where
 from headrace.errors import UsageError
 from headrace.wire.sdk.fence import Fence
 from headrace.wire.sdk.predicate import Between, Equals, Exists, In, Inside, Not, Prefix
@@ -37,6 +38,11 @@ LARGEST = sys.float_info.max
         ("kind=a|b", "kind", In(("a", "b"))),
         ('kind=a|7|"7"|"c|d"|', "kind", In(("a", 7.0, "7", "c|d", ""))),
         ('kind="a|b"', "kind", Equals("a|b")),
+        ("kind = a | 5", "kind", In(("a", 5.0))),
+        ('note="x=1 | y=2"', "note", Equals("x=1 | y=2")),
+        ('note=a|"y=2"', "note", In(("a", "y=2"))),
+        ("note=one|two, three & four", "note", In(("one", "two, three & four"))),
+        ('name^="a|b=c"', "name", Prefix("a|b=c")),
         ("name^=pre", "name", Prefix("pre")),
         ("name^=5", "name", Prefix("5")),
         ("name^=", "name", Prefix("")),
@@ -83,18 +89,45 @@ def test_what_is_asked_for(text: str, name: str, predicate: Any) -> None:
         (["!"], "--where !: expected"),
         (["!!a"], "--where !!a: expected"),
         (["!a=5"], "--where !a=5: expected"),
-        (["a|b"], r"--where a\|b: expected"),
+        (["a|b"], "--where a|b: expected"),
         (["x==5"], "--where x==5: expected NAME=VALUE"),
         (["x~5"], "--where x~5: expected"),
         (["x=>5"], "--where x=>5: expected"),
         (["x>five"], "--where x>five: five is not a number"),
         (["x>"], "--where x>: nothing is not a number"),
-        (["x in (1, 2)"], "--where x in .*: expected"),
-        (["x>5 and y<3"], "--where x>5 and y<3: 5 and y<3 is not a number|its own --where"),
-        (["city=Praha or x=5"], "give each condition its own --where"),
-        (["a^b"], r"--where a\^b: expected"),
+        (["x in (1, 2)"], "--where x in (1, 2): expected"),
+        (
+            ["x>5 and y<3"],
+            "--where x>5 and y<3: an option has one condition: 'x>5' --where 'y<3' asks for both",
+        ),
+        (
+            ["x=1 | y=2"],
+            "--where x=1 | y=2: an option has one condition: 'x=1' --or 'y=2' asks for either of them",
+        ),
+        (["x=1|y=2"], "'x=1' --or 'y=2' asks for either"),
+        (["x=1 || y!=2"], "'x=1' --or 'y!=2' asks for either"),
+        (["x>5 | y>3"], "'x>5' --or 'y>3' asks for either"),
+        (["kind=a|b|x>=3"], "'kind=a|b' --or 'x>=3' asks for either"),
+        (["kind!=a | !x"], "'kind!=a' --or '!x' asks for either"),
+        (["name^=a or name^=b"], "'name^=a' --or 'name^=b' asks for either"),
+        (["city=Praha OR x=5"], "'city=Praha' --or 'x=5' asks for either"),
+        (["x=1 & y = 2"], "'x=1' --where 'y = 2' asks for both"),
+        (["x=1 && y=2"], "'x=1' --where 'y=2' asks for both"),
+        (["x=1,y=2"], "'x=1' --where 'y=2' asks for both"),
+        (["x=1;y=2"], "'x=1' --where 'y=2' asks for both"),
+        (["city=Praha x=5"], "'city=Praha' --where 'x=5' asks for both"),
+        (["x=1 | inside(lon, lat, circle(1, 2, 3))"], "--or 'inside(lon, lat, circle(1, 2, 3))'"),
+        (["inside(lon, lat, circle(1, 2, 3)) and x>5"], "expected NAME=VALUE"),
+        (
+            ["city=Pra*"],
+            "Pra* is no pattern: 'city^=Pra' takes what begins so; as text it is quoted: 'city=\"Pra*\"'",
+        ),
+        (["city=*"], "* is no pattern: 'city' alone takes any value"),
+        (["city='Praha'"], "leave them out, as in city=Praha;"),
+        (["x=[0, 10]"], "[0, 10] is no range, which is x=0..10;"),
+        (["a^b"], "--where a^b: expected"),
         (["x=1", "x=2"], "--where x=2: x is given twice"),
-        (["x=10..0"], r"--where x=10..0: between\(10.0, 0.0\): the first is above"),
+        (["x=10..0"], "--where x=10..0: between(10.0, 0.0): the first is above"),
         (["x=1e999"], "where x: equals: inf"),
         (["x=1e999.."], "--where x=1e999..: at_least: inf"),
         (["x=a..b"], """--where x=a..b: a..b is no range of numbers; as text it is quoted: 'x="a..b"'"""),
@@ -107,13 +140,23 @@ def test_what_is_asked_for(text: str, name: str, predicate: Any) -> None:
             """0..5 is a range, which stands alone after "="; as text it is quoted: 'x!="0..5"'""",
         ),
         (["x=5|6..7"], """6..7 is a range, which stands alone after "=";"""),
-        (['kind="a"b|c'], "--where kind=.*: a value in double quotes"),
+        (['kind="a"b|c'], """--where kind="a"b|c: a value in double quotes"""),
         (["kind=" + "|".join(map(str, range(300)))], "where kind: terms of extra"),
     ],
 )
 def test_what_cannot_be_asked_for(texts: list[str], complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(UsageError) as refusal:
         parse_conditions(texts)
+    assert complaint in str(refusal.value)
+
+
+def test_alternatives() -> None:
+    found = parse_alternatives(["x=1", "city=Praha"], ["y=2", "!z"])
+    assert found == where(x=1, city="Praha") | where(y=2) | where(z=missing())
+    with pytest.raises(UsageError, match="--or is an alternative to --where"):
+        parse_alternatives([], ["y=2"])
+    with pytest.raises(UsageError, match="--or y==2: expected"):
+        parse_alternatives(["x=1"], ["y==2"])
 
 
 @pytest.mark.parametrize(

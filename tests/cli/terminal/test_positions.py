@@ -23,6 +23,7 @@ def then(*moment: int, offset: int = 1) -> PointInTime:
         ("281474976710655", (1 << 48) - 1),
         ("earliest", SequenceEnd.EARLIEST),
         ("now", SequenceEnd.NOW),
+        ("latest", SequenceEnd.NOW),
         ("-90s", then(2026, 1, 31, 10, 28, 45)),
         ("-5m", then(2026, 1, 31, 10, 25, 15)),
         ("-2h", then(2026, 1, 31, 8, 30, 15)),

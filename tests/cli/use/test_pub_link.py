@@ -86,7 +86,8 @@ def test_people_get_numbers(hub: HubProcess) -> None:
     seq = int(terminal.shown)
     with Terminal("pub", "two", "three", "--url", url(hub)) as terminal:
         assert terminal.wait() == 0
-    assert terminal.shown == f"{seq + 1}-{seq + 2}\n"
+    hint = "(2 messages without a topic; --topic names one)"
+    assert terminal.shown == f"{seq + 1}-{seq + 2}  {hint}\n"
     assert [each.payload for each in kept(hub, seq, seq + 2)] == [b"one", b"two", b"three"]
 
 

@@ -64,12 +64,12 @@ def test_on_a_terminal(hub: Connector) -> None:
         assert terminal.wait() == 130
 
 
-@pytest.mark.parametrize("from_seq", [0, 1, 8])
-def test_from_a_number_on(hub: Connector, command: Command, from_seq: int) -> None:
+@pytest.mark.parametrize(("begin", "after"), [("earliest", 0), (1, 0), (8, 7)])
+def test_from_a_place_on(hub: Connector, command: Command, begin: int | str, after: int) -> None:
     with elsewhere(lambda: connector(hub.script)) as url:
-        done = command("sub", "--where", "city", "--from", from_seq, "--count", 1, "--raw", "--url", url)
-    assert (done.returncode, done.stdout) == (0, b"\xff\n" if from_seq == 8 else b"hello\x1b\n")
-    assert hub.auths[0].after == max(0, from_seq - 1)
+        done = command("sub", "--where", "city", "--from", begin, "--count", 1, "--raw", "--url", url)
+    assert (done.returncode, done.stdout) == (0, b"\xff\n" if after else b"hello\x1b\n")
+    assert hub.auths[0].after == after
 
 
 @pytest.mark.parametrize("variable", ["HEADRACE_KEY", f"HEADRACE_AUTH__CLIENTS__{CLIENT.upper()}"])

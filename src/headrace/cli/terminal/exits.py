@@ -82,6 +82,13 @@ class RootGroup(TyperGroup):
         return command
 
 
+_TOPIC_REMEDIES: Final = {
+    "headrace sub": ": headrace tail --topic PATTERN prints some topics only",
+    "headrace tail": ": --topic PATTERN names the topics",
+    "headrace pub": ": --topic TOPIC names the topic",
+}
+
+
 @contextlib.contextmanager
 def exit_with_code() -> Iterator[None]:
     """End a forked process as a command ends: with one line on stderr and an exit code."""
@@ -121,8 +128,15 @@ def _usage_error(error: Any) -> Exception:
         unchanged: Exception = error
         return unchanged
     sentence = " ".join(error.format_message().split()).rstrip(".")
-    sentence = f"{sentence[:1].lower()}{sentence[1:]}; see {error.ctx.command_path} --help"
+    remedy = _TOPIC_REMEDIES.get(error.ctx.command_path, "") if _asks_for_topic(error) else ""
+    sentence = f"{sentence[:1].lower()}{sentence[1:]}{remedy}; see {error.ctx.command_path} --help"
     return typer.Exit(_print_error(sentence, USAGE_ERROR))
+
+
+def _asks_for_topic(error: Any) -> bool:
+    """Tell whether a command was given a topic as those of other hubs take one: as an argument, or as an option."""
+    extra = "extra argument" in error.format_message()
+    return extra or getattr(error, "option_name", None) in ("--topic", "-t", "--subject")
 
 
 def _print_error(sentence: str, code: int) -> int:

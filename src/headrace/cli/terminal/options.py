@@ -71,6 +71,18 @@ def url_option(door: str, default: str) -> Any:
     return typer.Option("--url", "-u", metavar="URL", help=text, rich_help_panel=HUB_PANEL)
 
 
+def position_option(option: str, *more: str, what: str = "Where to begin") -> Any:
+    """Make an option that says where in the sequence to begin, or to end."""
+    text = f"{what}: a number, earliest, now, a time (2026-01-31T10:30, 10:30) or -5m (s, m, h, d)."
+    return typer.Option(option, *more, metavar="POSITION", help=text)
+
+
+def until_option(*names: str) -> Any:
+    """Make the option ``--until``."""
+    text = "The last message: a number, now, a time (to end before it) or -5m (s, m, h, d)."
+    return typer.Option("--until", *names, metavar="POSITION", help=text)
+
+
 def count_option(text: str = "Stop after this many.") -> Any:
     """Make the option ``--count``."""
     return typer.Option("--count", "-n", min=1, metavar="N", help=text)
@@ -128,6 +140,12 @@ HubTransport = Annotated[
     ),
 ]
 Count = Annotated[int | None, count_option()]
+Either = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--or", metavar="CONDITION", help="An alternative to --where: this condition alone. Repeatable."
+    ),
+]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines, even on a terminal.")]
 TextLines = Annotated[
     bool, typer.Option("--text", help="Print text, even in a pipe: columns separated by tabs.")

@@ -8,7 +8,15 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.terminal.help_text import add_command, make_group
-from headrace.cli.terminal.options import ClientId, DoorScheme, Json, LinkUrl, Yes, hub_access
+from headrace.cli.terminal.options import (
+    ClientId,
+    DoorScheme,
+    Json,
+    LinkUrl,
+    Yes,
+    hub_access,
+    position_option,
+)
 from headrace.cli.terminal.output import (
     at_most,
     confirm,
@@ -89,26 +97,19 @@ def show(name: Name, url: LinkUrl = None, client_id: ClientId = None, as_json: J
 )
 def reset(
     name: Name,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="POSITION",
-            help="The next message to deliver: a number, earliest, now or a time, as in tail.",
-        ),
-    ],
+    to: Annotated[str, position_option("--to", what="The next message to deliver")],
     url: LinkUrl = None,
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
     """Rewind or skip: deliver everything from this point on."""
-    from headrace.cli.terminal.positions import parse_position, sequence_number
+    from headrace.cli.terminal.positions import HubLog, first_number, parse_position
     from headrace.client.link.client import LinkClient
 
     position = parse_position("--to", to)
 
     async def move(link: LinkClient) -> int:
-        seq = await sequence_number(link, position)
+        seq = await first_number(HubLog(link), position)
         await link.reset_consumer(name, seq)
         return seq
 

@@ -12,12 +12,15 @@ from headrace.cli.terminal.options import (
     ClientId,
     Count,
     DoorScheme,
+    Either,
     FullLines,
     JsonLines,
     LinkUrl,
     RawLines,
     TextLines,
     hub_access,
+    position_option,
+    until_option,
 )
 
 if TYPE_CHECKING:
@@ -39,22 +42,9 @@ def match(
             "--where", "-w", metavar="CONDITION", help="A condition on an attribute; all of them must hold."
         ),
     ],
-    either: Annotated[
-        list[str] | None,
-        typer.Option("--or", metavar="CONDITION", help="An alternative: this condition alone. Repeatable."),
-    ] = None,
-    begin: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="POSITION",
-            help="Where to begin: a number, earliest, a time (2026-01-31, 10:30) or -5m (s, m, h, d).",
-        ),
-    ] = "earliest",
-    to: Annotated[
-        int | None,
-        typer.Option("--to", metavar="SEQ", min=1, help="The last message; by default the newest."),
-    ] = None,
+    either: Either = None,
+    begin: Annotated[str, position_option("--from")] = "earliest",
+    until: Annotated[str, until_option("--to")] = "now",
     json_attributes: Annotated[
         bool, typer.Option("--json-attributes", help="Count members of JSON payloads as attributes.")
     ] = False,
@@ -71,25 +61,22 @@ def match(
     Conditions are those of headrace sub --where, and mean the same: the matcher's own code judges them. It stops at the
     message that is newest when it starts.
     """
-    from headrace.cli.terminal.attribute_syntax import parse_conditions
-    from headrace.cli.terminal.positions import parse_position
+    from headrace.cli.terminal.attribute_syntax import parse_alternatives
+    from headrace.cli.terminal.positions import parse_end, parse_position
     from headrace.cli.terminal.rendering import choose_format
-    from headrace.client.conditions import alternatives_of
 
-    wanted = alternatives_of(parse_conditions(where))
-    for condition in either or ():
-        wanted |= parse_conditions([condition])
+    wanted = parse_alternatives(where, either)
     form = choose_format(as_json=as_json, text=text, raw=raw)
-    position = parse_position("--from", begin)
+    first, last = parse_position("--from", begin), parse_end("--until", until)
     hub = hub_access(url, DoorScheme.TUBE, client_id)
-    run_client(_match(hub, wanted, position, to, count, form, full=full, json_attributes=json_attributes))
+    run_client(_match(hub, wanted, first, last, count, form, full=full, json_attributes=json_attributes))
 
 
 async def _match(
     hub: HubAccess,
     wanted: AnyConditions,
-    position: SequencePosition,
-    to: int | None,
+    begin: SequencePosition,
+    until: SequencePosition,
     count: int | None,
     form: LineFormat,
     *,
@@ -97,12 +84,13 @@ async def _match(
     json_attributes: bool,
 ) -> None:
     from headrace.cli.terminal.pipes import PipeWriter
-    from headrace.cli.terminal.positions import sequence_number
+    from headrace.cli.terminal.positions import HubLog, first_number, last_number
     from headrace.cli.terminal.rendering import print_rows
 
     output = PipeWriter(sys.stdout.fileno())
     with output.while_read():
         async with hub.link("headrace match") as link:
-            first = await sequence_number(link, position)
-            found = link.match(wanted, first, to, json_attributes=json_attributes)
+            log = HubLog(link)
+            first, last = await first_number(log, begin), await last_number(log, until)
+            found = link.match(wanted, first, last, json_attributes=json_attributes)
             await print_rows(output, found, form, count=count, full=full)

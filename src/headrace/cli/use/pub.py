@@ -129,7 +129,9 @@ def pub(
     if used is DoorScheme.TUBE:
         hub = HubAccess(address, find_credentials(client_id, url=url))
         told = run_client(_publish(hub, batches, envelope))
-        print_result(told.facts(), told.sentence(), as_json=as_json)
+        plainly = len(messages or ()) > 1 and topic is None and not attributes
+        hint = f"  ({len(messages or ())} messages without a topic; --topic names one)" if plainly else ""
+        print_result(told.facts(), told.sentence() + hint, as_json=as_json)
         return
     if used is DoorScheme.FYREHOSE:
         sent = run_client(_push(address, transport, batches))

@@ -23,15 +23,28 @@ from headrace.cli.terminal.options import (
     existing_log,
     hub_access,
     load_settings,
+    position_option,
+    until_option,
 )
 from headrace.cli.terminal.output import console, counted, print_result
+from headrace.cli.terminal.positions import (
+    FileLog,
+    HubLog,
+    PointInTime,
+    PositionedLog,
+    SequenceEnd,
+    SequencePosition,
+    first_number,
+    last_number,
+    parse_end,
+    parse_position,
+)
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.progress import Progress
 
-    from headrace.cli.terminal.positions import SequencePosition
     from headrace.client.link.client import LinkClient
     from headrace.client.link.replay import ReplayTarget
     from headrace.log import Log
@@ -46,27 +59,12 @@ EXAMPLES: Final = (
 )
 
 MAX_NAME: Final = 255
-_MICROSECONDS: Final = 1_000_000
 
 
 def replay(
     to: Annotated[str, typer.Option("--to", metavar="URL", help="The link of the hub that gets them.")],
-    begin: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="POSITION",
-            help="The first message: a number, earliest, or a time, as in tail.",
-        ),
-    ] = "earliest",
-    until: Annotated[
-        str,
-        typer.Option(
-            "--until",
-            metavar="POSITION",
-            help="The last message: a number, or now; or a time, to end before it.",
-        ),
-    ] = "now",
+    begin: Annotated[str, position_option("--from")] = "earliest",
+    until: Annotated[str, until_option()] = "now",
     name: Annotated[
         str | None,
         typer.Option("--as", metavar="NAME", help="Remember it under this name, not under the log's."),
@@ -90,13 +88,9 @@ def replay(
         raise UsageError("--url and --data both say where the messages are: leave out one")
     if name is not None and not 1 <= len(name) <= MAX_NAME:
         raise UsageError(f"--as {name}: expected 1 to {MAX_NAME} characters")
-    from headrace.cli.terminal.positions import SequenceEnd, parse_position
-
-    first, last = parse_position("--from", begin), parse_position("--until", until)
+    first, last = parse_position("--from", begin), parse_end("--until", until)
     if first is SequenceEnd.NOW:
         raise UsageError("--from now: nothing is there yet")
-    if last is SequenceEnd.EARLIEST:
-        raise UsageError("--until earliest: expected a number, a time or now")
     if isinstance(first, int) and isinstance(last, int) and first > last:
         raise UsageError(f"--from {first} is after --until {last}")
     target = hub_access(to, DoorScheme.TUBE, client_id)
@@ -144,54 +138,33 @@ class Replayed:
         }
 
 
-class ReplaySource(Protocol):
+class ReplaySource(PositionedLog, Protocol):
     """A log to replay."""
 
     log: str
-
-    async def bounds(self) -> tuple[int, int]:
-        """Return the first message and the head."""
-
-    async def seq_at(self, seconds: float) -> int:
-        """Return the first message at or after a time; the one after the head if all are older."""
 
     def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
         """Return messages in the envelope's schema."""
 
 
-class _HubSource:
+class _HubSource(HubLog):
     """The log of a running hub."""
 
     def __init__(self, link: LinkClient) -> None:
-        self._link = link
+        super().__init__(link)
         self.log = link.log
 
-    async def bounds(self) -> tuple[int, int]:
-        extent = await self._link.head()
-        return extent.first, extent.head
-
-    async def seq_at(self, seconds: float) -> int:
-        from headrace.cli.terminal.positions import PointInTime, sequence_number
-
-        return await sequence_number(self._link, PointInTime(seconds))
-
     def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
-        return self._link.read(first, last)
+        return self.link.read(first, last)
 
 
-class _FileSource:
+class _FileSource(FileLog):
     """A log's files."""
 
     def __init__(self, directory: Path, opened: Log) -> None:
+        super().__init__(opened)
         self._directory = directory
-        self._opened = opened
         self.log = str(opened.uuid)
-
-    async def bounds(self) -> tuple[int, int]:
-        return self._opened.first, self._opened.head
-
-    async def seq_at(self, seconds: float) -> int:
-        return self._opened.seq_at(int(seconds * _MICROSECONDS))
 
     async def rows(self, first: int, last: int) -> AsyncIterator[pa.RecordBatch]:
         import asyncio
@@ -254,24 +227,10 @@ async def _copy(
 
 
 async def _range(source: ReplaySource, begin: SequencePosition, until: SequencePosition) -> tuple[int, int]:
-    from headrace.cli.terminal.positions import PointInTime, SequenceEnd
-
     oldest, head = await source.bounds()
-    match begin:
-        case PointInTime(seconds):
-            first = max(oldest, await source.seq_at(seconds))
-        case SequenceEnd():
-            first = oldest
-        case int():
-            first = begin
-    match until:
-        case PointInTime(seconds):
-            last = await source.seq_at(seconds) - 1
-        case SequenceEnd():
-            last = head
-        case int():
-            last = min(until, head)
-    return first, last
+    first, last = await first_number(source, begin), await last_number(source, until)
+    # A number that is no longer kept is an error, a time is not.
+    return max(oldest, first) if isinstance(begin, PointInTime) else first, min(last, head)
 
 
 def _progress_bar() -> Progress:

@@ -15,6 +15,7 @@ from headrace.cli.terminal.help_text import add_command, make_group
 from headrace.cli.terminal.options import (
     ClientId,
     DoorScheme,
+    Either,
     Json,
     JsonLines,
     LinkUrl,
@@ -129,6 +130,7 @@ def bisect(
         list[str],
         typer.Option("--where", "-w", metavar="CONDITION", help="A condition on a member; all must hold."),
     ],
+    either: Either = None,
     url: LinkUrl = None,
     client_id: ClientId = None,
     as_json: Json = False,
@@ -138,14 +140,16 @@ def bisect(
     Conditions are those of headrace sub --where. It exits with 1 if they never held. The log must still have everything
     from its beginning on.
     """
-    from headrace.cli.terminal.attribute_syntax import parse_conditions
+    from headrace.cli.terminal.attribute_syntax import parse_alternatives
 
-    wanted = parse_conditions(where)
+    wanted = parse_alternatives(where, either)
     found = hub_access(url, DoorScheme.TUBE, client_id).ask(
         _CLIENT, lambda link: link.service_bisect(service, wanted)
     )
     if found is None:
-        raise RefusedError("never", f"{service} never satisfied {' and '.join(where)}")
+        raise RefusedError(
+            "never", f"{service} never satisfied {' or '.join([' and '.join(where), *(either or ())])}"
+        )
     seq, value = found
     shown = value.decode(errors="replace")
     print_result(

@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 import typer
 
 from headrace.cli.hubs.access import HubAccess, run_client
+from headrace.cli.hubs.contexts import make_context
 from headrace.cli.terminal.exits import FAILED, TERMINATED
 from headrace.cli.terminal.options import (
     HUB_PANEL,
     ClientId,
     Count,
     DoorScheme,
+    Either,
     FullLines,
     HubTransport,
     JsonLines,
@@ -26,29 +28,39 @@ from headrace.cli.terminal.options import (
     find_key,
     hub_access,
     hub_url,
+    position_option,
     url_option,
+)
+from headrace.cli.terminal.positions import (
+    HubLog,
+    SequenceEnd,
+    SequencePosition,
+    first_number,
+    parse_position,
 )
 from headrace.config.sources import CLIENT_VARIABLE
 from headrace.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable
 
     from headrace.cli.terminal.rendering import LineFormat
+    from headrace.client.base import Start
+    from headrace.client.conditions import AnyConditions
     from headrace.client.link.client import LinkClient
     from headrace.client.sdk.client import SdkClient
     from headrace.errors import LostRangeError
     from headrace.hub.sequence_ranges import Range
     from headrace.message import Message, Run
-    from headrace.wire.sdk.predicate import Predicate
 
 EXAMPLES: Final = (
     ("Watch:", "headrace sub"),
-    ("Everything from the beginning:", "headrace sub --from 1"),
+    ("Everything that is kept:", "headrace sub --from earliest"),
     ("The payloads of the next ten:", "headrace sub --count 10 | jq -r .payload"),
     ("Just the bytes, a line each:", "headrace sub --raw > messages.txt"),
     ("Those that are too long for fyrehose as well:", "headrace sub --fetch tube://127.0.0.1:8081"),
     ("Only messages that match:", "headrace sub --where 'x=0..10' --where city=Praha"),
+    ("Either of two conditions:", "headrace sub --where city=Praha --or 'x>100'"),
 )
 
 _AT_ONCE: Final = 512
@@ -56,10 +68,7 @@ _AT_ONCE: Final = 512
 
 
 def sub(
-    from_seq: Annotated[
-        int | None,
-        typer.Option("--from", min=0, metavar="SEQ", help="Begin with this message, fetching older ones."),
-    ] = None,
+    begin: Annotated[str, position_option("--from")] = "now",
     count: Count = None,
     wheres: Annotated[
         list[str] | None,
@@ -70,6 +79,7 @@ def sub(
             help="Only messages whose attributes match. Repeatable: all conditions must hold.",
         ),
     ] = None,
+    either: Either = None,
     as_json: JsonLines = False,
     text: TextLines = False,
     raw: RawLines = False,
@@ -100,11 +110,10 @@ def sub(
 ) -> None:
     """Print the hub's messages as they are delivered, in order and without gaps.
 
-    It begins with the first message delivered after it has subscribed, or with --from, and runs until --count, Ctrl-C
-    or until nobody reads its output. Messages that can no longer be delivered are named on stderr, and make it exit
-    with 1. On a terminal it prints text, and cuts payloads to the terminal's width unless --full is given; in a pipe,
-    one JSON object a line: {"seq":1,"payload":"hello"}, with "payload_base64" in place of "payload" where it is not
-    UTF-8.
+    It begins with the next message, or where --from says, and runs until --count, Ctrl-C or until nobody reads its
+    output. Messages that can no longer be delivered are named on stderr, and make it exit with 1. On a terminal it
+    prints text, and cuts payloads to the terminal's width unless --full is given; in a pipe, one JSON object a line:
+    {"seq":1,"payload":"hello"}, with "payload_base64" in place of "payload" where it is not UTF-8.
 
     A message that is too long for fyrehose, over 65,526 bytes on TCP and 65,498 on UDP, comes without data, just as an
     empty one does. Such messages are named on stderr; with --fetch they are read over the link, and printed whole.
@@ -112,20 +121,24 @@ def sub(
     With --where it prints only messages whose attributes match: city=Praha a value, kind=a|b one of several, x=0..10 a
     range (0.. and ..10 too), name^=pre a prefix, kind!=a any other value or none, city and !city that the attribute
     exists or does not; inside(lon, lat, circle(14.42, 50.09, 0.05)) a place, fence(taxi, lon, lat, circle(...)) that a
-    taxi enters or leaves it. With several conditions, all must hold. These messages come from the sdk door.
+    taxi enters or leaves it. With several conditions, all must hold; --or adds one that is enough by itself. These
+    messages come from the sdk door.
     """
     from headrace.cli.terminal.rendering import choose_format
 
     form = choose_format(as_json=as_json, text=text, raw=raw)
-    if wheres:
+    position = parse_position("--from", begin)
+    if wheres or either:
         if transport is not None or translated or fetch is not None:
             raise UsageError(
                 "--transport, --translated and --fetch are fyrehose's: leave them out, or --where"
             )
-        from headrace.cli.terminal.attribute_syntax import parse_conditions
+        from headrace.cli.terminal.attribute_syntax import parse_alternatives
 
+        wanted = parse_alternatives(wheres or (), either)
         address = hub_url(url, DoorScheme.SDK)
-        _print_matching(address, parse_conditions(wheres), client_id, from_seq, count, form, full=full)
+        start = _start(position, url, client_id)
+        _print_matching(address, wanted, client_id, start, count, form, full=full)
         return
     if client_id is not None and fetch is None:
         raise UsageError("--client-id is for --where and --fetch: the backbone knows no clients")
@@ -134,16 +147,33 @@ def sub(
     if url is not None and door_of(url) is DoorScheme.TUBE:
         raise UsageError(f"{url!r}: expected fyrehose://host:port; headrace tail reads from the link")
     address = hub_url(url, DoorScheme.FYREHOSE)
-    hollow = _HollowMessages(None if fetch is None else hub_access(fetch, DoorScheme.TUBE, client_id), url)
-    if run_client(_print_all(address, transport, translated, from_seq, count, form, hollow, full=full)):
+    link = None if fetch is None else hub_access(fetch, DoorScheme.TUBE, client_id)
+    start = _start(position, url, client_id, link)
+    hollow = _HollowMessages(link, url)
+    if run_client(_print_all(address, transport, translated, start, count, form, hollow, full=full)):
         raise typer.Exit(FAILED)
+
+
+def _start(
+    position: SequencePosition, url: str | None, client_id: str | None, link: HubAccess | None = None
+) -> Start:
+    """Return where a client begins; a time is looked up at ``link``, else at the link of the hub at ``url``."""
+    match position:
+        case int():
+            return position
+        case SequenceEnd():
+            return "now" if position is SequenceEnd.NOW else "earliest"
+    if link is None:
+        beside = None if url is None else make_context(url).url_of("tube")
+        link = hub_access(beside, DoorScheme.TUBE, client_id)
+    return link.ask("headrace sub", lambda hub: first_number(HubLog(hub), position))
 
 
 async def _print_all(
     url: str,
     transport: Transport | None,
     translated: bool,
-    from_seq: int | None,
+    start: Start,
     count: int | None,
     form: LineFormat,
     hollow: _HollowMessages,
@@ -159,7 +189,7 @@ async def _print_all(
     left = sys.maxsize if count is None else count
     lost: list[LostRangeError] = []
     options: FyrehoseOptions = {
-        "from_seq": from_seq,
+        "from_seq": start,
         "on_lost": lost.append,
         "on_hollow": hollow.came,
         "translated": translated,
@@ -272,9 +302,9 @@ def _named(ranges: list[Range]) -> str:
 
 def _print_matching(
     url: str,
-    predicates: Mapping[str, Predicate],
+    wanted: AnyConditions,
     client_id: str | None,
-    from_seq: int | None,
+    start: Start,
     count: int | None,
     form: LineFormat,
     *,
@@ -286,15 +316,15 @@ def _print_matching(
 
     client_id = client_id or os.environ.get(CLIENT_VARIABLE) or None
     key = None if client_id is None else find_key(client_id)
-    sdk = SdkClient.at(url, client_id=client_id, key=key, from_seq=from_seq)
+    sdk = SdkClient.at(url, client_id=client_id, key=key, from_seq=start)
     try:
-        run_client(_print_subscription(sdk, predicates, count, form, full=full))
+        run_client(_print_subscription(sdk, wanted, count, form, full=full))
     except asyncio.CancelledError:
         raise typer.Exit(TERMINATED) from None
 
 
 async def _print_subscription(
-    sdk: SdkClient, predicates: Mapping[str, Predicate], count: int | None, form: LineFormat, *, full: bool
+    sdk: SdkClient, wanted: AnyConditions, count: int | None, form: LineFormat, *, full: bool
 ) -> None:
     import asyncio
     import signal
@@ -310,7 +340,7 @@ async def _print_subscription(
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     with output.while_read():
         async with sdk:
-            await sdk.subscribe(predicates)
+            await sdk.subscribe(wanted)
             while left and (message := await anext(sdk, None)) is not None:
                 some: list[Message] = [message]
                 while len(some) < min(left, _AT_ONCE) and (message := sdk.at_hand()) is not None:

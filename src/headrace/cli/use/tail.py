@@ -19,6 +19,7 @@ from headrace.cli.terminal.options import (
     RawLines,
     TextLines,
     hub_access,
+    position_option,
 )
 
 if TYPE_CHECKING:
@@ -34,14 +35,7 @@ EXAMPLES: Final = (
 
 
 def tail(
-    begin: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="POSITION",
-            help="Where to begin: a number, earliest, now, a time (2026-01-31T10:30, 10:30) or -5m (s, m, h, d).",
-        ),
-    ] = "now",
+    begin: Annotated[str, position_option("--from")] = "now",
     topic: Annotated[
         str | None,
         typer.Option("--topic", "-t", metavar="PATTERN", help="Only topics that match this pattern."),
@@ -90,7 +84,7 @@ async def _follow(
     full: bool,
 ) -> None:
     from headrace.cli.terminal.pipes import PipeWriter
-    from headrace.cli.terminal.positions import PointInTime, SequenceEnd, sequence_number
+    from headrace.cli.terminal.positions import HubLog, PointInTime, SequenceEnd, first_number
     from headrace.cli.terminal.rendering import print_rows
 
     output = PipeWriter(sys.stdout.fileno())
@@ -101,7 +95,7 @@ async def _follow(
             if isinstance(position, PointInTime):
                 from_time = position.seconds
             elif position is not SequenceEnd.NOW:
-                from_seq = await sequence_number(link, position)
+                from_seq = await first_number(HubLog(link), position)
             stream = link.follow(from_seq, from_time=from_time, topic=topic, origin=origins).batches()
             async with stream:
                 await print_rows(output, stream, form, count=count, full=full)

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, Unpack
 
 import numpy as np
 
-from headrace.client.base import Client, Courtesy, Payload, parse_url
+from headrace.client.base import Client, Courtesy, Payload, Start, parse_url, starting_number
 from headrace.client.fyrehose.connection import FyrehoseConnection
 from headrace.client.fyrehose.journal import JournalBounds
 from headrace.client.fyrehose.repair import LostRange
@@ -61,7 +61,7 @@ class FyrehoseOptions(TlsOptions, total=False):
     """The options of a :class:`FyrehoseClient`."""
 
     transport: FyrehoseCarrier
-    from_seq: int | None
+    from_seq: Start | None
     subscribe: bool
     timeout: float
     on_lost: OnLost | None
@@ -89,7 +89,8 @@ class FyrehoseClient(Client):
     ``transport``
         ``"tcp"`` or ``"udp"``.
     ``from_seq``
-        The first message wanted. Without it, the first that the hub delivers after the client was opened.
+        The first message wanted; ``"earliest"`` is the oldest that the hub still has. Without it, the first that the
+        hub delivers after the client was opened.
     ``subscribe``
         With ``False``, the hub sends nothing until a message is first asked for: for clients that only publish.
         Otherwise the client receives everything published after it was opened.
@@ -125,7 +126,7 @@ class FyrehoseClient(Client):
         hosts: Sequence[Address],
         *,
         transport: FyrehoseCarrier = "tcp",
-        from_seq: int | None = None,
+        from_seq: Start | None = None,
         subscribe: bool = True,
         timeout: float = 10.0,
         on_lost: OnLost | None = None,
@@ -139,8 +140,7 @@ class FyrehoseClient(Client):
     ) -> None:
         if transport not in ("tcp", "udp"):
             raise UsageError(f"transport {transport!r}: expected 'tcp' or 'udp'")
-        if from_seq is not None and not 0 <= from_seq <= MAX_SEQUENCE:
-            raise UsageError(f"from_seq {from_seq}: expected 0 to {MAX_SEQUENCE}")
+        first = starting_number(from_seq, MAX_SEQUENCE)
         stream = transport == "tcp"
         if tls is not None and not stream:
             raise UsageError("TLS needs TCP: leave transport out")
@@ -153,7 +153,7 @@ class FyrehoseClient(Client):
             timing if repair_timeout is None else replace(timing, hole=repair_timeout),
             random,
             self.stats,
-            from_seq=from_seq,
+            from_seq=first,
             listening=subscribe,
             stream=stream,
             buffer_bytes=buffer_bytes,
@@ -166,6 +166,8 @@ class FyrehoseClient(Client):
         self._failover = self._connection.failover
         super().__init__(self._failover, timeout)
         self._on_lost = on_lost
+        self._earliest = from_seq == "earliest"
+        """Whether a beginning that is no longer kept is passed over."""
         self._on_hollow = on_hollow
         self._max_data = carrier.max_data
         self._courtesy = Courtesy(_TURN_BYTES, _PUBLISH_COST)
@@ -264,6 +266,8 @@ class FyrehoseClient(Client):
             if item is None:
                 raise StopAsyncIteration
             if isinstance(item, LostRange):
+                if item.first == 1 and self._earliest:
+                    continue
                 self._lost(LostRangeError(item.first, item.last, self._subscription.gave_up))
             else:
                 rest = item

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Self, Unpack
 
 import pyarrow as pa
 
-from headrace.client.base import Attributes, parse_url
+from headrace.client.base import Attributes, Start, parse_url
 from headrace.client.conditions import AnyConditions, Condition, alternatives_of
 from headrace.client.identity import check_credentials, signer
 from headrace.client.link.backtest import Backtest
@@ -37,7 +37,7 @@ from headrace.client.link.streams import (
     MessageStream,
     RowSelection,
     Where,
-    check_seq,
+    check_from_seq,
     check_time,
 )
 from headrace.client.tls import RenewedContext, TlsOptions, client_tls
@@ -212,7 +212,7 @@ class LinkClient(StateRequests):
 
     def read(
         self,
-        from_seq: int = 1,
+        from_seq: Start = 1,
         to_seq: int | None = None,
         *,
         topic: str | None = None,
@@ -223,7 +223,9 @@ class LinkClient(StateRequests):
 
         ``topic``, ``origin`` and ``where`` select among them.
         """
-        check_seq("from_seq", from_seq)
+        check_from_seq(from_seq)
+        if from_seq == "now":
+            raise UsageError("a read from now on has nothing to read: follow what is to come")
         if to_seq is not None and not 0 <= to_seq <= MAX_SEQUENCE:
             raise UsageError(f"to_seq {to_seq}: sequence numbers end at {MAX_SEQUENCE}")
         selection = RowSelection(topic, origin, where, self._credit)
@@ -231,21 +233,22 @@ class LinkClient(StateRequests):
 
     def follow(
         self,
-        from_seq: int | None = None,
+        from_seq: Start | None = None,
         *,
         from_time: float | None = None,
         topic: str | None = None,
         origin: str | Sequence[str] | None = None,
         where: Where | None = None,
     ) -> MessageStream:
-        """Follow messages from a sequence number or a time (seconds since 1970) on, or from now on, without end.
+        """Follow messages without end: from a number, the ``"earliest"`` kept or a time (seconds since 1970) on.
 
+        Without any of these it begins now.
         Iterate for messages, or over :meth:`MessageStream.batches` for record batches.
         """
         if from_seq is not None:
             if from_time is not None:
                 raise UsageError("a follow begins at a sequence number or at a time, not at both")
-            check_seq("from_seq", from_seq)
+            check_from_seq(from_seq)
         selection = RowSelection(topic, origin, where, self._credit)
         at = None if from_time is None else int(check_time("from_time", from_time * 1_000_000))
         return MessageStream(BatchStream(self._connection, selection, cursor=from_seq, time=at, follow=True))
@@ -267,7 +270,7 @@ class LinkClient(StateRequests):
     async def match(
         self,
         conditions: Mapping[str, Condition] | AnyConditions,
-        from_seq: int = 1,
+        from_seq: Start = 1,
         to_seq: int | None = None,
         *,
         json_attributes: bool = False,
@@ -333,7 +336,7 @@ class LinkClient(StateRequests):
         self,
         name: str,
         *,
-        from_seq: int | None = None,
+        from_seq: Start | None = None,
         topic: str | None = None,
         origin: str | Sequence[str] | None = None,
         where: Where | None = None,
@@ -349,7 +352,7 @@ class LinkClient(StateRequests):
         the hub sends a message, not when your loop reaches it, so a slow member should have few waiting.
         """
         if from_seq is not None:
-            check_seq("from_seq", from_seq)
+            check_from_seq(from_seq)
         selection = RowSelection(topic, origin, where, self._credit if credit is None else credit)
         terms = selection.members()
         terms |= {"from_seq": from_seq, "ack_seconds": ack_seconds}

@@ -25,7 +25,7 @@ import pyarrow as pa
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import Inbox, LostTubeError, Make
 from headrace.client.link.rows import received_rows
-from headrace.client.link.streams import ResumedStream
+from headrace.client.link.streams import ResumedStream, number_of
 from headrace.errors import ClosedError, HeadraceError, UsageError
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.sequence_ranges import Range
@@ -55,7 +55,7 @@ class Consumer(ResumedStream):
     def __init__(self, connection: LinkConnection, name: str, terms: Mapping[str, Any], credit: int) -> None:
         super().__init__(connection, credit)
         self.name = name
-        self._terms = terms
+        self._terms = dict(terms)
         self._joined = False
         self._messages: Iterator[Message] = iter(())
         self._handling: int | None = None
@@ -154,6 +154,12 @@ class Consumer(ResumedStream):
         if inbox.lost:  # The hub redelivers what waits here.
             raise LostTubeError
         return await inbox.get()
+
+    async def _find_start(self) -> None:
+        if isinstance(start := self._terms["from_seq"], str):
+            self._terms["from_seq"] = (
+                None if start == "now" else await number_of(self._connection, "earliest")
+            )
 
     def _request(self) -> Make[ask.FollowRequest]:
         return lambda n: ask.FollowRequest(id=n, consumer=self.name, credit=self._credit, **self._terms)

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from headrace.client.base import Client
+from headrace.client.base import Client, Start
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import LostTubeError, Make
-from headrace.client.link.streams import check_seq
+from headrace.client.link.streams import check_from_seq, number_of
 from headrace.log.proof.chain import Chain
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import SUBSCRIPTIONS, LinkMessage, rows_of
@@ -174,11 +174,12 @@ class StateRequests(Client):
         )
         return dict(answer.head["consumers"][0])
 
-    async def reset_consumer(self, name: str, from_seq: int) -> None:
+    async def reset_consumer(self, name: str, from_seq: Start) -> None:
         """Rewind or skip: deliver everything from ``from_seq`` on; returns once that is in the log."""
-        check_seq("from_seq", from_seq)
+        check_from_seq(from_seq)
+        seq = await number_of(self._connection, from_seq)
         await self._connection.call(
-            lambda n: ask.ConsumersRequest(id=n, consumer=name, action="reset", to=from_seq)
+            lambda n: ask.ConsumersRequest(id=n, consumer=name, action="reset", to=seq)
         )
 
     async def remove_consumer(self, name: str) -> None:

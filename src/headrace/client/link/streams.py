@@ -20,7 +20,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pyarrow as pa
 
-from headrace.client.conditions import Condition, where
+from headrace.client.base import Start, check_start
+from headrace.client.conditions import AnyConditions, Condition, where
 from headrace.client.link.connection import LinkConnection
 from headrace.client.link.requests import Inbox, LostTubeError, Make
 from headrace.client.link.rows import received_messages, received_rows
@@ -48,6 +49,14 @@ class RowSelection:
         """Return the members of a request that select them."""
         origin = self.origin if self.origin is None or isinstance(self.origin, str) else list(self.origin)
         fields = None
+        if isinstance(self.where, AnyConditions):
+            raise UsageError(
+                "this where has no alternatives: `match` reads them, and a client of sdk:// subscribes to them"
+            )
+        if self.where is not None and not isinstance(self.where, Mapping):
+            raise UsageError(
+                f"where takes conditions by attribute, as in where(city='Praha'), not {type(self.where).__name__}"
+            )
         if self.where is not None:
             fields = {name: _field(name, condition) for name, condition in self.where.items()}
         return {"topic": self.topic, "origin": origin, "where": fields, "credit": self.credit}
@@ -100,10 +109,14 @@ class ResumedStream:
         return await inbox.get()
 
     async def _ask(self) -> Inbox | None:
+        await self._find_start()
         session = await self._connection.session()
         if not self._over:
             self._inbox = session.stream(self._request(), self._credit)
         return self._inbox
+
+    async def _find_start(self) -> None:
+        """Find the message to begin with, where its number is not known yet."""
 
     def _request(self) -> Make[Any]:
         raise NotImplementedError
@@ -131,12 +144,13 @@ class BatchStream(ResumedStream):
         connection: LinkConnection,
         selection: RowSelection,
         *,
-        cursor: int | None,
+        cursor: Start | None,
         follow: bool,
         last: int | None = None,
         time: int | None = None,
     ) -> None:
-        self.cursor = cursor
+        self._earliest = cursor == "earliest"
+        self.cursor = cursor if isinstance(cursor, int) else None
         """The next sequence number; ``None`` until the hub has sent the beginning of a follow.
 
         After a read, its end: before the last row asked for, if the log does not reach that.
@@ -196,6 +210,10 @@ class BatchStream(ResumedStream):
         if message is None:
             raise StopAsyncIteration
         return self._take(message, read)
+
+    async def _find_start(self) -> None:
+        if self._earliest and self.cursor is None:
+            self.cursor = await number_of(self._connection, "earliest")
 
     async def _take_from(self, inbox: Inbox) -> LinkMessage | None:
         message = await inbox.get()
@@ -343,6 +361,22 @@ def check_seq(name: str, seq: int) -> None:
     """Refuse what is no sequence number."""
     if not 1 <= seq <= MAX_SEQUENCE + 1:
         raise UsageError(f"{name} {seq}: sequence numbers begin at 1 and end at {MAX_SEQUENCE}")
+
+
+def check_from_seq(start: Start) -> None:
+    """Refuse what is no place to begin."""
+    if isinstance(start, str):
+        check_start(start)
+    else:
+        check_seq("from_seq", start)
+
+
+async def number_of(connection: LinkConnection, start: Start) -> int:
+    """Return the number of the message to begin with."""
+    if isinstance(start, int):
+        return start
+    head = (await connection.call(lambda n: ask.HeadRequest(id=n))).head
+    return int(head["first"] if start == "earliest" else head["head"] + 1)
 
 
 def check_time(name: str, micros: float) -> float:

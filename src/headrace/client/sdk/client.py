@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, Final, Self, TypeAlias, Unpack
 
-from headrace.client.base import Client, parse_url
+from headrace.client.base import Client, Start, parse_url, starting_number
 from headrace.client.conditions import AnyConditions, Condition, alternatives_of, where
 from headrace.client.identity import Identity
 from headrace.client.reconnect import Failover
@@ -68,7 +68,7 @@ class SdkOptions(TlsOptions, total=False):
 
     client_id: str | None
     key: str | None
-    from_seq: int | None
+    from_seq: Start | None
     timeout: float
     heartbeat: float
     heartbeat_timeout: float
@@ -95,8 +95,8 @@ class SdkClient(Client):
         Who this is: 24 hex digits, and what proves it where the hub's ``auth.required`` is on. Without an id the client
         makes one up, and keeps it for as long as it lives. One id is one connection: of two the hub keeps the newer.
     ``from_seq``
-        The first message wanted of those subscribed: where an earlier client's :attr:`cursor` was. Without it, those
-        published from now on.
+        The first message wanted of those subscribed: where an earlier client's :attr:`cursor` was, or ``"earliest"``,
+        as far back as the hub looks (``matching.replay``). Without it, those published from now on.
     ``timeout``
         Seconds that the first connection may take; then :class:`~headrace.errors.UnreachableError`.
     ``heartbeat``, ``heartbeat_timeout``
@@ -117,7 +117,7 @@ class SdkClient(Client):
         *,
         client_id: str | None = None,
         key: str | None = None,
-        from_seq: int | None = None,
+        from_seq: Start | None = None,
         timeout: float = 10.0,
         heartbeat: float = 15.0,
         heartbeat_timeout: float = 15.0,
@@ -126,8 +126,7 @@ class SdkClient(Client):
         tls: RenewedContext | None = None,
     ) -> None:
         self._tls = tls
-        if from_seq is not None and not 0 <= from_seq <= MAX_SEQUENCE + 1:
-            raise UsageError(f"from_seq {from_seq}: expected 0 to {MAX_SEQUENCE + 1}")
+        first = starting_number(from_seq, MAX_SEQUENCE + 1)
         for name, seconds in (("heartbeat", heartbeat), ("heartbeat_timeout", heartbeat_timeout)):
             if not seconds > 0:
                 raise UsageError(f"{name} {seconds}: expected more than 0 seconds")
@@ -143,7 +142,7 @@ class SdkClient(Client):
         self._subscribing = asyncio.Lock()
         self._wanted: dict[str, Alternatives] = {}
         """The subscriptions of each connection, by name; an empty one withdraws."""
-        self._last = None if from_seq is None else max(0, from_seq - 1)
+        self._last = None if first is None else max(0, first - 1)
         self._stale = Staleness()
         self._taking = asyncio.Lock()
         self._batch: Iterator[Message] = iter(())

@@ -88,7 +88,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 def _place(value: str) -> None:
     with contextlib.suppress(ValueError):
-        if value in ("earliest", "latest") or 1 <= int(value) <= MAX_SEQUENCE:
+        if value in ("earliest", "latest", "now") or 1 <= int(value) <= MAX_SEQUENCE:
             return
     raise ValueError("earliest, latest or a sequence number from 1 on")
 

@@ -109,7 +109,7 @@ class Operations:
         match asked.to:
             case "earliest":
                 seq = log.first
-            case "now":
+            case "now" | "latest":
                 seq = log.head + 1
             case int(seq):
                 pass

@@ -62,7 +62,7 @@ export default {
     const dead = h("div", {});
     const where = h("input", { name: "to", autocomplete: "off", placeholder: "number, earliest or now", required: true, "aria-label": "Continue with" });
     const moving = h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); move(); } }, where, h("button", { type: "submit" }, "Move it there"));
-    const removing = h("button", { type: "button", onclick: remove }, "Remove it");
+    const removing = h("div", { class: "row" }, h("button", { type: "button", onclick: remove }, "Remove it"));
 
     function draw(consumer) {
       show(facts, [["Takes", terms(consumer.terms)], ["Done up to", count(consumer.floor)], ["Behind", `${consumer.behind_exact ? "" : "at most "}${plural(consumer.behind, "message")}`],

@@ -53,10 +53,11 @@ export function attributesOf(text) {
     const part = given.replace(/,$/, "");
     if (!part) continue;
     const at = part.indexOf("=");
-    if (at < 1) throw new Error(`${part}: expected name=value, as in city=Praha x=5.5`);
+    if (at < 1 || /[<>!^~|]/.test(part.slice(0, at))) throw new Error(`${part}: expected name=value, as in city=Praha x=5.5`);
     const name = part.slice(0, at);
     const value = part.slice(at + 1);
     if (value.includes(",") && !value.startsWith('"')) throw new Error(`${part}: put a blank between attributes, or quotes around the value: ${name}="${value}"`);
+    if (/^[^"]*(\||\.\.)/.test(value)) throw new Error(`${part}: an attribute has one value; if this is its text, put quotes around it: ${name}="${value}"`);
     if (Object.hasOwn(found, name)) throw new Error(`${part}: ${name} is given twice`);
     if (value.startsWith('"') && !(value.length > 1 && value.endsWith('"'))) throw new Error(`${part}: the quote does not end`);
     if (value.startsWith('"')) found[name] = value.slice(1, -1);

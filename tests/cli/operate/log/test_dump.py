@@ -50,7 +50,10 @@ def test_json_lines_have_the_whole_envelope(run: Run, data: Path) -> None:
     [
         ([], [1, 2, 3, 4, 5]),
         (["--from", 2, "--to", 4], [2, 3, 4]),
-        (["--from", 0, "--to", 1], [1]),
+        (["--from", "earliest", "--until", 1], [1]),
+        (["--from", 4, "--until", "now"], [4, 5]),
+        (["--from", "1970-01-01", "--until", "now"], [1, 2, 3, 4, 5]),
+        (["--from", 2, "--until", "1970-01-01"], []),
         (["--from", 5, "--to", 500], [5]),
         (["--from", 6], []),
     ],
@@ -61,7 +64,7 @@ def test_ranges(run: Run, data: Path, arguments: list[object], expected: list[in
 
 def test_a_range_backwards(run: Run, data: Path) -> None:
     result = run("log", "dump", "--data", data, "--from", 3, "--to", 2)
-    assert (result.exit_code, result.stderr) == (2, "headrace: --from 3 is after --to 2\n")
+    assert (result.exit_code, result.stderr) == (2, "headrace: --from 3 is after --until 2\n")
 
 
 def test_a_range_that_is_trimmed(run: Run, tmp_path: Path) -> None:

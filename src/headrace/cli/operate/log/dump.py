@@ -22,11 +22,14 @@ from headrace.cli.terminal.options import (
     existing_log,
     find_credentials,
     load_settings,
+    position_option,
+    until_option,
 )
 from headrace.cli.terminal.output import counted, print_result
 from headrace.errors import StorageError, UsageError, system_reason
 
 if TYPE_CHECKING:
+    from headrace.cli.terminal.positions import SequencePosition
     from headrace.message import Batch
 
 EXAMPLES: Final = (
@@ -48,14 +51,8 @@ class DumpFormat(StrEnum):
 
 
 def dump(
-    first: Annotated[
-        int | None,
-        typer.Option("--from", min=0, metavar="SEQ", help="The first message; by default the oldest."),
-    ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option("--to", min=1, metavar="SEQ", help="The last message; by default the newest."),
-    ] = None,
+    begin: Annotated[str, position_option("--from")] = "earliest",
+    until: Annotated[str, until_option("--to")] = "now",
     form: Annotated[DumpFormat, typer.Option("--format", help="What to write.")] = DumpFormat.JSON,
     output: Annotated[
         Path | None,
@@ -72,17 +69,39 @@ def dump(
     that retention has removed is an error. An Arrow file has the schema of the log's own sealed segments, and any Arrow
     reader opens it.
     """
-    if first is not None and last is not None and first > last:
-        raise UsageError(f"--from {first} is after --to {last}")
+    from headrace.cli.terminal.positions import SequenceEnd, parse_end, parse_position
+
+    first, last = parse_position("--from", begin), parse_end("--until", until)
+    if first is SequenceEnd.NOW:
+        raise UsageError("--from now: nothing is there yet")
+    if isinstance(first, int) and isinstance(last, int) and first > last:
+        raise UsageError(f"--from {first} is after --until {last}")
     if form is DumpFormat.ARROW and output is None:
         raise UsageError("an Arrow file needs a name: add --output FILE")
     settings = load_settings(config, data)
-    batches = scan(existing_log(settings), first, last, find_credentials(client_id, settings))
+    directory = existing_log(settings)
+    batches = scan(directory, *_range(directory, first, last), find_credentials(client_id, settings))
     with _open_output(output) as file:
         count = (_write_arrow if form is DumpFormat.ARROW else _write_json)(batches, file)
     if output is not None:
         facts = {"messages": count, "file": str(output)}
         print_result(facts, f"{counted(count, 'message')} in {output}", as_json=as_json)
+
+
+def _range(
+    directory: Path, begin: SequencePosition, until: SequencePosition
+) -> tuple[int | None, int | None]:
+    """Return the first message and the last; ``None`` stands for the ends of what is committed."""
+    import asyncio
+
+    from headrace.archive.past import open_whole
+    from headrace.cli.terminal.positions import FileLog, PointInTime, first_number, last_number
+
+    if not isinstance(begin, PointInTime) and not isinstance(until, PointInTime):
+        return begin if isinstance(begin, int) else None, until if isinstance(until, int) else None
+    with open_whole(directory) as log:
+        files = FileLog(log)
+        return asyncio.run(first_number(files, begin)), asyncio.run(last_number(files, until))
 
 
 def scan(
