@@ -83,9 +83,9 @@ class RootGroup(TyperGroup):
 
 
 _TOPIC_REMEDIES: Final = {
-    "headrace sub": ": headrace tail --topic PATTERN prints some topics only",
-    "headrace tail": ": --topic PATTERN names the topics",
-    "headrace pub": ": --topic TOPIC names the topic",
+    "sub": ": headrace tail --topic PATTERN prints some topics only",
+    "tail": ": --topic PATTERN names the topics",
+    "pub": ": --topic TOPIC names the topic",
 }
 
 
@@ -128,7 +128,7 @@ def _usage_error(error: Any) -> Exception:
         unchanged: Exception = error
         return unchanged
     sentence = " ".join(error.format_message().split()).rstrip(".")
-    remedy = _TOPIC_REMEDIES.get(error.ctx.command_path, "") if _asks_for_topic(error) else ""
+    remedy = _TOPIC_REMEDIES.get(error.ctx.info_name, "") if _asks_for_topic(error) else ""
     sentence = f"{sentence[:1].lower()}{sentence[1:]}{remedy}; see {error.ctx.command_path} --help"
     return typer.Exit(_print_error(sentence, USAGE_ERROR))
 
