@@ -6,19 +6,23 @@ import asyncio
 import http.client
 import json
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from pathlib import Path
 from random import Random
+from select import select
 from time import perf_counter
 
+import pytest
 from tests.attacks.conftest import MIB, SOAK, STATE_BYTES, STATE_BYTES_PER_CLIENT
 from tests.attacks.good_client import GENEROUS, SLACK_SECONDS, AttackedHub, Waits, unharmed
 from tests.attacks.hostile_bytes import SPOKEN, grammar_made_bytes, mutated_bytes
 from tests.system.observing import counter, eventually, status
 
 import headrace
+from headrace.tube.transport import READ_BYTES
 from headrace.wire.link.message import serialize as link_message
 from headrace.wire.spp import Publish, serialize
 from headrace.wire.tube.frames import FragmentSize, Header, stream_pieces
@@ -28,8 +32,15 @@ from headrace.wire.tube.varint import serialize_varint
 VALUE_BYTES = 500_000
 
 FRAGMENT = 1 << 18
+
+
+def asked(head: dict[str, object]) -> bytes:
+    """A request on the link, as it goes over TCP."""
+    return b"".join(map(bytes, stream_pieces(link_message(head), FRAGMENT)))
+
+
 OPENING = frame(FragmentSize(FRAGMENT))
-HELLO = b"".join(map(bytes, stream_pieces(link_message({"op": "hello", "id": 0, "version": 2}), FRAGMENT)))
+HELLO = asked({"op": "hello", "id": 0, "version": 2})
 
 
 def publish_services(hub: AttackedHub, name: str, count: int, source: str) -> None:
@@ -133,6 +144,41 @@ def test_datagrams_with_a_forged_source_bring_the_victim_little(tmp_path: Path) 
     found = json.loads(done.stdout)
     print(f"forged sources: {found}, {found['received'] / found['sent']:.2f} times what was sent")
     assert 0 < found["received"] <= 3 * found["sent"]
+
+
+FLOODS = {
+    "questions on the link": ("tube_tcp", OPENING + HELLO, asked({"op": "head", "id": 1})),
+    "empty messages on the link": ("tube_tcp", OPENING + HELLO, b"\x01\x00"),
+    "refusals of compressions": ("tube_tcp", OPENING + HELLO, b"\x48"),
+    "packets to be ignored": ("spp", b"", struct.pack("!II", 40, 0)),
+    "KEEPALIVEs": ("fyrehose", b"", b"\x10" + bytes(6)),
+}
+"""The door, what comes first, and what comes again and again: each is valid, short, and costs the hub some steps."""
+
+
+@pytest.mark.parametrize("what", FLOODS)
+def test_a_flood_of_short_requests(hub: AttackedHub, what: str) -> None:
+    """One read brings ten thousand of them, and there are many connections: they take turns."""
+    door, first, again = FLOODS[what]
+    flood = again * (READ_BYTES // len(again))
+    # What is loaded at the first use is no harm that a flood does.
+    with closing(socket.create_connection(hub.address(door), timeout=10)) as sock:
+        sock.sendall(first + again)
+    with unharmed(hub, f"a flood of {what}"), ExitStack() as stack:
+        peers = []
+        for number in range(30):
+            source = (f"127.0.0.{number % 3 + 5}", 0)
+            sock = socket.create_connection(hub.address(door), timeout=10, source_address=source)
+            stack.enter_context(closing(sock)).sendall(first)
+            sock.setblocking(False)
+            peers.append(sock)
+        end = perf_counter() + (30 if SOAK else 1)
+        while perf_counter() < end:
+            for sock in select(peers, peers, [], 0.1)[1]:
+                with suppress(OSError):
+                    sock.send(flood)
+                with suppress(OSError):
+                    sock.recv(MIB)
 
 
 def test_filters_of_one_client(hub: AttackedHub) -> None:

@@ -213,6 +213,9 @@ class TestSync:
             log.sync()
         with pytest.raises(StorageError, match="may not be on the disk"):
             log.write_snapshot(2, 2, {})
+        # The thread that syncs may not know yet, if it was another one's sync that failed.
+        with pytest.raises(StorageError, match="may not be on the disk"):
+            append(log, b"c")
         with pytest.raises(StorageError, match="may not be on the disk"):
             log.close()
         log.close()

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from tests.hubprocess import HubProcess
 from tests.system.history import Source, stamps
-from tests.system.observing import FREED_AT_ONCE, counter, eventually, memory, soft_limit, status
+from tests.system.observing import FREED_AT_ONCE, counter, eventually, head, memory, soft_limit, status
 from tests.system.rawclient import KEEPALIVE, Publisher, Subscriber
 
 from headrace.wire.fyrehose.stream import Deliver, Forward, Keepalive, KeepaliveAck, Push, Request, serialize
@@ -53,6 +53,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
             # Something worth asking for, and a hub that has warmed up.
             publisher.push([bytes(60_000)] * 300)
             publisher.finish()
+        eventually("they are committed", lambda: head(running) == 300)
         with bystanders(running, Random(0)):
             pass
         yield running

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from headrace.tube.endpoint import Tube
+from headrace.tube.fair_turns import FairTurns
 from headrace.tube.options import TubeOptions
 from headrace.tube.session import TubeSession
 from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport
@@ -98,10 +99,14 @@ class FakeTransport(asyncio.Transport):
 
 
 def server_side(
-    options: TubeOptions | None = None, *, transport: Transport = Transport.TCP, stuck: bool = False
+    options: TubeOptions | None = None,
+    *,
+    transport: Transport = Transport.TCP,
+    stuck: bool = False,
+    turns: FairTurns | None = None,
 ) -> tuple[Tube, FakeTransport]:
     """A server's end of a tube without a network; on WebSocket, not even its handshake is done."""
-    session = TubeSession(Side.SERVER, transport, options or TubeOptions())
+    session = TubeSession(Side.SERVER, transport, options or TubeOptions(), turns=turns)
     tube = Tube(session)
     line: TubeTransport
     if transport is Transport.TCP:

@@ -7,7 +7,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from tests.wire.golden import cut
 
 from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, UsageError
 from headrace.tube import Received, Tube, TubeOptions
+from headrace.tube.fair_turns import AT_ONCE, FairTurns
 from headrace.tube.incoming import MAX_OWED
 from headrace.tube.receiver import MESSAGE_COST
 from headrace.tube.session import MAX_TRIFLES
@@ -237,6 +238,31 @@ async def test_tiny_fragments_go_out_in_turns() -> None:
     transport.take()
     assert transport.taken[3:] == b"".join(map(bytes, stream_pieces(message, 1)))
     gone(transport)
+    await tube.wait_closed()
+
+
+@pytest.mark.usefixtures("long_reads")
+@pytest.mark.parametrize("transport", Transport)
+async def test_messages_of_one_read_come_in_turns_and_in_order(transport: Transport) -> None:
+    turns, due = FairTurns(), list[Callable[[], None]]()
+    turns.call_soon = due.append
+    tube, line = server_side(transport=transport, turns=turns)
+    got = Collector()
+    tube.attach(got)
+    sent = [b"%d" % number for number in range(5 * AT_ONCE)]
+    if transport is Transport.TCP:
+        line.feed(OPENING + wire(sent))
+    else:
+        line.feed(request())
+        pieces = (OPENING, *(b"\x01" + message for message in sent))
+        line.feed(b"".join(frame(BINARY, piece, masked=True) for piece in pieces))
+    assert 0 < len(got.messages) <= AT_ONCE
+    assert not line.reading
+    while due:
+        due.pop()()
+    assert got.messages == sent
+    assert line.reading
+    gone(line)
     await tube.wait_closed()
 
 

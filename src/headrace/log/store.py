@@ -175,8 +175,12 @@ class Log(MaintainedLog):
         They must follow the tail and one another without a hole, and their times must not decrease. A batch without an
         operation number gets the next one. If the last batch is tied, more appends of its group follow: a crash before
         the last of them leaves none of the group. Batches copied from another log keep the ties they had there.
+
+        After a failed sync, whoever saw it fail, nothing is appended any more: nothing could be promised.
         """
         with self._writing:
+            if self.failure is not None:
+                raise StorageError(self.failure)
             try:
                 self._append(batches)
             except MemoryError:

@@ -6,6 +6,8 @@ may inflate to a thousand times its length, so a message that is not wanted yet 
 A peer may ask for answers (Pings, messages in compressions we lack) faster than it takes them. While more than
 :data:`MAX_OWED` wait, it is not read: a flood of questions costs its sender, not our memory. An honest peer asks once
 in a while, so two that send each other at full speed never stop each other by this.
+
+At a server, it shares the turns of the event loop with the others (:mod:`headrace.tube.fair_turns`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import WireError
 from headrace.tube.compression import TubeCodec
+from headrace.tube.fair_turns import AT_ONCE, FairTurns
 from headrace.tube.outgoing import Outgoing
 from headrace.wire.receive_buffer import Buffer
 from headrace.wire.tube.connection import TubeEvent
@@ -55,12 +58,27 @@ class Incoming:
         """Whether there is no room for more of an unfinished message."""
         self._choked = False
         """Whether the peer does not take the answers it asked for."""
+        self._in_line = False
+        """Whether it waits for its turn."""
         self._owed = 0
+        self._turns: FairTurns | None = None
+        self._origin = ""
+        self._allowed = 0
+        """Events that it may take before it waits in line."""
+
+    def share(self, turns: FairTurns, origin: str) -> None:
+        """Take turns with all other connections, in the line of its address."""
+        self._turns, self._origin = turns, origin
+
+    def begin(self) -> None:
+        """Note that something was read."""
+        if self._turns is not None:
+            self._allowed = self._turns.at_once()
 
     @property
     def taking(self) -> bool:
         """Whether more may be given to :meth:`receive` now."""
-        return not (self._held or self._choked or self._crowded)
+        return not (self._held or self._choked or self._crowded or self._in_line)
 
     def receive(self, data: Buffer) -> bool:
         """Take bytes, or one WebSocket message; return whether their memory is free again."""
@@ -81,7 +99,7 @@ class Incoming:
     def drop(self) -> None:
         """Forget what was read; what still comes is not wanted either."""
         self._events = _NOTHING
-        self._held = self._choked = self._crowded = False
+        self._held = self._choked = self._crowded = self._in_line = False
 
     def wait_for_room(self) -> None:
         """Read nothing until :meth:`has_room`."""
@@ -119,8 +137,9 @@ class Incoming:
             return False
         if self._events is not _NOTHING and not self._deliver():
             return False
-        self._connection.resume_reading()
-        return True
+        if not self._in_line:
+            self._connection.resume_reading()
+        return not self._in_line
 
     def _deliver(self) -> bool:
         """Hand over what was read; return whether that was all."""
@@ -133,6 +152,8 @@ class Incoming:
                     return True
                 if not self.taking:
                     return False
+                if self._turns is not None and self._is_enough(self._turns):
+                    return True
             self._events = _NOTHING
         except WireError as error:
             self._events = _NOTHING
@@ -141,3 +162,20 @@ class Incoming:
             self._delivering = False
             self._outgoing.pump()
         return True
+
+    def _is_enough(self, turns: FairTurns) -> bool:
+        """Count an event; wait in line, with a copy of what is left of the read, if it has taken enough."""
+        self._allowed -= 1
+        turns.left -= 1
+        if self._allowed > 0 or not self._codec.keep_rest():
+            return False
+        self._in_line = True
+        self._connection.pause_reading()
+        turns.wait(self._origin, self._have_turn)
+        return True
+
+    def _have_turn(self) -> None:
+        if self._in_line:
+            self._in_line = False
+            self._allowed = AT_ONCE
+            self._go_on()

@@ -15,6 +15,7 @@ from headrace.config import Address
 from headrace.errors import UsageError
 from headrace.tube.client import TCP_PORT, WEBSOCKET_PORT, Opening
 from headrace.tube.endpoint import Tube
+from headrace.tube.fair_turns import FairTurns
 from headrace.tube.options import DEFAULT_OPTIONS, TubeOptions
 from headrace.tube.session import TubeSession
 from headrace.tube.transport import ReadBuffer, TcpTransport, TubeTransport, address_of
@@ -60,6 +61,7 @@ def serve(
     admit: Admit | None = None,
     origins: Origins | None = None,
     unfinished: UnfinishedBytes | None = None,
+    turns: FairTurns | None = None,
     tls: ssl.SSLContext | None = None,
     accept: Accept | None = None,
 ) -> Opening[TubeServer]:
@@ -68,8 +70,8 @@ def serve(
     ``admit`` is called for each connection before anything is read; ``False`` ends it there. On WebSocket, ``origins``
     lists the origins of web pages that may connect, or patterns for them (``None`` allows clients that send none, which
     all but browsers do); without it, all may. ``unfinished`` bounds the memory for messages that are not whole, of all
-    tubes of all servers that share it. With ``tls``, the connections are TLS. ``accept`` accepts the connections of
-    ``sock`` in the server's place.
+    tubes of all servers that share it, and ``turns`` what each may take of a turn of the event loop. With ``tls``, the
+    connections are TLS. ``accept`` accepts the connections of ``sock`` in the server's place.
 
     Raises :class:`~headrace.errors.UsageError` if the address cannot be listened on.
 
@@ -88,7 +90,7 @@ def serve(
     except ValueError:
         raise UsageError(f"transport {transport!r}: expected 'tcp' or 'websocket'") from None
     server = TubeServer(handler, kind, options, admit, origins, unfinished)
-    server.tls, server.accept = tls, accept
+    server.turns, server.tls, server.accept = turns, tls, accept
     if port is None:
         port = TCP_PORT if server.transport is Transport.TCP else WEBSOCKET_PORT
     return Opening(partial(server.listen, host, port, sock))
@@ -128,6 +130,7 @@ class TubeServer:
         self._sessions: dict[TubeSession, Tube] = {}
         """All connections, including those not open yet."""
         self._tasks: dict[asyncio.Future[None], TubeSession] = {}
+        self.turns: FairTurns | None = None
         self.tls: ssl.SSLContext | None = None
         self.accept: Accept | None = None
         self._listener: Listener
@@ -204,7 +207,7 @@ class TubeServer:
         return transport
 
     def _transport(self) -> TubeTransport:
-        session = TubeSession(Side.SERVER, self.transport, self.options, self._unfinished)
+        session = TubeSession(Side.SERVER, self.transport, self.options, self._unfinished, self.turns)
         tube = Tube(session)
         session.admit = partial(self._admits, session, tube)
         session.on_open = partial(self._open, session, tube)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, WireError
 from headrace.tube.compression import TubeCodec
+from headrace.tube.fair_turns import FairTurns
 from headrace.tube.incoming import Incoming
 from headrace.tube.liveness import Ask, GiveUp, Liveness, Wait
 from headrace.tube.message_parts import Parts, steady
@@ -69,6 +70,7 @@ class TubeSession:
         transport: Transport,
         options: TubeOptions,
         unfinished: UnfinishedBytes | None = None,
+        turns: FairTurns | None = None,
     ) -> None:
         self.options = options
         self.side = side
@@ -87,6 +89,7 @@ class TubeSession:
         limits = options.stranger_limits if side is Side.SERVER else options.limits
         self._codec = TubeCodec(side, transport, limits, compress=options.compress is not False)
         self._unfinished = unfinished
+        self._turns = turns
         self._held = 0
         """Bytes of an unfinished message, as reported."""
         self._trifles = float(MAX_TRIFLES)
@@ -263,6 +266,8 @@ class TubeSession:
         self._peer = connection.peer
         self._outgoing = Outgoing(self._codec, connection.write, self._move, self.options, self.counts)
         self._incoming = Incoming(self._codec, self._outgoing, connection, self._take, self.refuse)
+        if self._turns is not None:
+            self._incoming.share(self._turns, connection.peer.host)
         if self.admit():
             self._look()
         else:
@@ -275,6 +280,7 @@ class TubeSession:
     def hear(self) -> None:
         """Note that the peer sent something."""
         self._liveness.hear(self._loop.time())
+        self._incoming.begin()
 
     def read(self, data: memoryview) -> bool:
         """Take what was read from TCP; return whether its memory is free again."""
@@ -282,6 +288,7 @@ class TubeSession:
         live.heard, live.asked = self._loop.time(), None
         message = None if self.ended else self._codec.take_lone(data)
         if message is None:
+            self._incoming.begin()
             free = self.receive(data)
             self.hold_unfinished()
             return free

@@ -62,7 +62,7 @@ class TubeTransport(asyncio.BufferedProtocol):
         self._session = session
         self._buffer = buffer
         self._transport: asyncio.Transport
-        self._read_size = SMALLEST_READ
+        self._smallest_read = self._read_size = SMALLEST_READ
         self.written = 0
         """Bytes handed to the transport so far."""
         self.first_bytes = b""
@@ -148,7 +148,7 @@ class TubeTransport(asyncio.BufferedProtocol):
         view = self._buffer.view[:received]
         if not self.first_bytes:
             self.first_bytes = bytes(view[:_FIRST])
-        if received < self._read_size == SMALLEST_READ:
+        if received < self._read_size == self._smallest_read:
             if not self._take(view):
                 self._buffer.keep()
             return
@@ -156,7 +156,7 @@ class TubeTransport(asyncio.BufferedProtocol):
         if not self._take(view):
             self._buffer.keep()
         if monotonic() - began > _TOO_LONG:
-            self._read_size = max(SMALLEST_READ, self._read_size // 4)
+            self._read_size = max(self._smallest_read, self._read_size // 4)
         elif received == self._read_size:
             self._read_size = min(READ_BYTES, self._read_size * 2)
 

@@ -44,6 +44,9 @@ Origins = Sequence[str | re.Pattern[str] | None]
 
 _GOODBYES = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD)
 
+SMALLEST_READ = 2 << 10
+"""The library takes every frame of a read at once, and hundreds may be in it."""
+
 _MAX_REASON = 123
 """A close frame holds 125 bytes, two of which are its code."""
 
@@ -55,6 +58,7 @@ class WebSocketTransport(TubeTransport):
         self, session: TubeSession, buffer: ReadBuffer, protocol: ClientProtocol | ServerProtocol
     ) -> None:
         super().__init__(session, buffer)
+        self._smallest_read = self._read_size = SMALLEST_READ
         self._protocol = protocol
         self._events: deque[Event] = deque()
         """Frames received and not yet processed."""

@@ -157,6 +157,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
     """One TCP connection of the backbone."""
 
     max_frames = MAX_FRAMES
+    reads_in_place = True
 
     def __init__(self, door: FyrehoseTcpDoor) -> None:
         self._packets = _InPlaceDecoder()

@@ -118,6 +118,9 @@ class LinkConnection:
 
     def on_message(self, message: Received) -> None:
         """Take a request."""
+        if self.finished.is_set():
+            # What came with the request that was wrong is dropped.
+            return
         try:
             asked = parse_asked(message)
         except WireError as error:

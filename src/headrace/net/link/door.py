@@ -93,6 +93,7 @@ class LinkDoor:
             admit=self._admit,
             origins=origins,
             unfinished=self._context.unfinished,
+            turns=self._context.turns,
             accept=partial(self._accept, transport),
         )
         self._servers.append(server)

@@ -58,6 +58,7 @@ class LinkReading:
         self._log = hub.log
         self._readers = readers
         self._background = background
+        self._path = str(hub.log.directory.resolve())
         self._cache = cache
         self.budget = FilterBudget()
         self._filters: WeakValueDictionary[Filter, Filter] = WeakValueDictionary()
@@ -84,7 +85,7 @@ class LinkReading:
                 request.id,
                 **more,
                 # Who reads the files themselves reads every topic.
-                path=str(log.directory.resolve()) if connection.principal.reads_everything else "",
+                path=self._path if connection.principal.reads_everything else "",
                 log=str(log.uuid),
                 first=log.first,
                 first_here=log.first_here,

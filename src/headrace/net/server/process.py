@@ -62,6 +62,7 @@ from headrace.net.server.status.program_reports import ProgramReports
 from headrace.net.server.status.report import facts_of
 from headrace.net.server.status.stand_in import StandIn
 from headrace.net.upstream.frontend import Upstream, UpstreamStatus, upstream_of
+from headrace.tube.fair_turns import FairTurns
 from headrace.tube.unfinished import UnfinishedBytes
 from headrace.wire.numba_kernels import never_wait
 
@@ -150,6 +151,7 @@ class Server:
         )
         self.accounts = Accounts(settings)
         self.unfinished = UnfinishedBytes(max(limits.unfinished_bytes, limits.message_bytes))
+        self.turns = FairTurns()
         self._clock = machine_clock()
         self.reports = ProgramReports()
         self.refusals = RefusalRate()
@@ -170,7 +172,7 @@ class Server:
         _check_roles(settings)
         self._principals = Principals(settings, keys_of(settings))
         never_wait()
-        self.unfinished.call_soon = asyncio.get_running_loop().call_soon
+        self.unfinished.call_soon = self.turns.call_soon = asyncio.get_running_loop().call_soon
         directory = settings.node.data / "log"
         self._upstream = upstream_of(settings)
         if settings.cluster.peers:
@@ -464,6 +466,7 @@ class Server:
             authentication,
             self.access,
             self.unfinished,
+            self.turns,
             self.accounts,
             self.entrance,
             None if self._upstream is None else self._upstream.aside,

@@ -25,8 +25,9 @@ from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
 from headrace.message import Batch
 from headrace.net.server.accepting.connection import DoorConnection
 from headrace.net.server.accepting.door import DoorContext
-from headrace.net.server.accepting.tcp_door import RECEIVE_BYTES, TcpDoor
+from headrace.net.server.accepting.tcp_door import TcpDoor
 from headrace.net.server.access.challenge import new_challenge
+from headrace.tube.fair_turns import IN_A_TURN
 from headrace.wire.sdk.auth import client_id_text, parse_auth
 from headrace.wire.spp import (
     MAX_AUTH,
@@ -77,8 +78,8 @@ class SppDoor(TcpDoor["SppConnection"]):
 class SppConnection(DoorConnection[SppDoor]):
     """One connection. Its name is the publisher of its messages."""
 
-    max_frames = RECEIVE_BYTES
-    """Everything that one read brings, so that its changes make one batch."""
+    max_frames = IN_A_TURN
+    """Many, since the changes among them make one batch."""
 
     def __init__(self, door: SppDoor) -> None:
         self._packets = ServerDecoder(max_packet=_STRINGS + MAX_AUTH)

@@ -188,6 +188,10 @@ class TubeConnection:
         """Keep other limits from the next message on; the fragment size, which the peer was told, stays."""
         self.limits = self._decoder.limits = limits
 
+    def keep_rest(self) -> bool:
+        """Copy what was received and not read yet, freeing its memory; return whether more may follow."""
+        return self._decoder.keep_rest()
+
     def forget(self) -> None:
         """Free the message under way: the connection is over."""
         self._decoder.forget()

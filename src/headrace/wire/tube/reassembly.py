@@ -164,6 +164,10 @@ class Reassembly(Decoder[Frame]):
         """Take what was received if it is one whole uncompressed message in one step; else take nothing of it."""
         return None
 
+    def keep_rest(self) -> bool:
+        """Copy what was fed and not read yet, so that its memory may be used again; return whether more may follow."""
+        return True
+
     def _open(self, size: int, offset: int) -> Frame:
         if size < 1:
             raise MalformedError("tube", "fragment size", size, "1 or more", offset=offset)
@@ -273,6 +277,12 @@ class StreamDecoder(Reassembly):
         self._received += size
         self._boundary = self._received
         return bytes(data[begin:])
+
+    def keep_rest(self) -> bool:
+        """Copy what was fed and not read yet; return whether there is any."""
+        self._chunk = memoryview(bytes(self._chunk[self._at :]))
+        self._at = 0
+        return bool(self._chunk)
 
     @property
     def _position(self) -> int:

@@ -26,10 +26,11 @@ from headrace.message import Batch
 from headrace.net.server.accepting.entrance import TLS_AT_PLAIN, TLS_HELLO, Refusal
 from headrace.net.server.accepting.tcp_door import OWN, OWN_ACCOUNT, ConnectionGroup
 from headrace.net.server.accepting.tls import certificate_names
+from headrace.tube.fair_turns import AT_ONCE
 from headrace.wire.receive_buffer import Decoder
 
-MAX_FRAMES: Final = 256
-"""Frames taken from one connection in a row by default; a run of publishes is one frame."""
+SHORT_READ: Final = 512
+"""A read of fewer bytes brings few frames: it need not ask how many it may take."""
 
 SMALL_REST: Final = 4 << 10
 """Bytes of an unfinished frame that are not counted: nearly every read ends with some."""
@@ -43,8 +44,10 @@ D = TypeVar("D", bound="ConnectionGroup[Any]")
 class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     """One connection. Its decoder's frames go to :meth:`take`."""
 
-    max_frames: ClassVar[int] = MAX_FRAMES
-    """Frames taken from it before others have their turn."""
+    max_frames: ClassVar[int] = AT_ONCE
+    """Frames taken from it before others have their turn; a run of publishes is one frame."""
+    reads_in_place: ClassVar[bool] = False
+    """Whether its decoder reads :attr:`max_frames` frames at a time where they were received, never fewer."""
 
     def __init__(self, door: D, decoder: Decoder[Any]) -> None:
         self.door = door
@@ -204,7 +207,10 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             account.received_bytes += received
             if account.rated:
                 account.rate(received, 0, self.heard)
-            self._take_all(self.door.view[:received])
+            turns = self.door.context.turns
+            whole = self.reads_in_place or received < SHORT_READ
+            most = self.max_frames if whole else turns.at_once(self.max_frames)
+            self._take_all(self.door.view[:received], most)
 
     def eof_received(self) -> bool:
         """Note that the peer sends no more; return whether to keep our direction open."""
@@ -242,9 +248,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self.account = account
         return None
 
-    def _take_all(self, data: memoryview | bytes) -> None:
+    def _take_all(self, data: memoryview | bytes, most: int) -> None:
         """Take the frames that are complete, but not so many at once that others wait."""
-        left = self.max_frames
+        left = most
         try:
             for frame in self._decoder.feed(data):
                 self.take(frame)
@@ -260,6 +266,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 self.refuse(error.reason, error)
             return
         self.done_taking()
+        self.door.context.turns.left -= most - left
         self._crowded = not left
         if self.account.rated:
             self._keep_rate()
@@ -304,7 +311,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def _take_rest(self) -> None:
         self._rest_due = False
         if self.admitted and not self.must_wait():
-            self._take_all(b"")
+            self._take_all(b"", self.max_frames)
 
     # Common to all.
 
@@ -452,7 +459,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             # Frames that were read before come first, after the others' turn.
             if not self._rest_due:
                 self._rest_due = True
-                self.loop.call_soon(self._take_rest)
+                self.door.context.turns.wait(self.endpoint[0], self._take_rest)
         else:
             self.reading_paused = False
             # It was not read from meanwhile.

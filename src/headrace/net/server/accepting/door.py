@@ -19,6 +19,7 @@ from headrace.hub.state_parts import StateParts
 from headrace.net.server.accepting.admission import Admission
 from headrace.net.server.accepting.entrance import Entrance
 from headrace.net.server.machine.reader_threads import ReaderThreads
+from headrace.tube.fair_turns import FairTurns
 from headrace.tube.unfinished import UnfinishedBytes
 
 
@@ -38,6 +39,8 @@ class DoorContext:
     """Who may do what."""
     unfinished: UnfinishedBytes
     """The memory for unfinished messages at all doors."""
+    turns: FairTurns
+    """What each peer may take of a turn of the event loop, at all doors."""
     accounts: Accounts
     """What each peer uses, and its limits."""
     entrance: Entrance

@@ -1,0 +1,70 @@
+"""Turns of the event loop, shared fairly among peers: with the rest of what it has sent, a peer waits in line.
+
+One read may bring ten thousand requests, and a hundred connections may be read in one turn. Nobody else would be served
+until all of that is done. So a connection takes :data:`AT_ONCE` frames of a read, or one if the turn has brought enough
+(:data:`IN_A_TURN`). With the rest it waits in line, unread. In each turn the lines go on for :data:`TURN_SECONDS`: one
+connection of each address after the other, each with some frames. So an address that has more connections, or sends
+more on them, waits longer for itself.
+
+No clock is asked on the way of a peer that sends a message now and then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+AT_ONCE: Final = 32
+"""Frames that one connection takes before others have their turn: some milliseconds at most."""
+
+IN_A_TURN: Final = 128
+"""Frames that are taken in one turn as they are read, by all connections together, before each takes only one."""
+
+TURN_SECONDS: Final = 0.008
+"""Seconds of one turn in which those in line go on."""
+
+
+class FairTurns:
+    """The lines of all connections that have frames left."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self.call_soon: Callable[[Callable[[], None]], object] | None = None
+        """Calls something in the next turn of the event loop; set by its owner before there are connections."""
+        self.left = IN_A_TURN
+        """Frames that may still be taken in this turn; whoever takes some counts them here."""
+        self._clock = clock
+        self._lines: dict[str, deque[Callable[[], None]]] = {}
+        """Who goes on next, by address; the first line is the next."""
+        self._due = False
+
+    def at_once(self, most: int = AT_ONCE) -> int:
+        """Return how many frames a connection may take that was just read."""
+        self._look_ahead()
+        return max(1, min(most, self.left))
+
+    def wait(self, origin: str, go_on: Callable[[], None]) -> None:
+        """Call ``go_on`` when it is its turn: to take :data:`AT_ONCE` frames, and wait again if there are more."""
+        self._lines.setdefault(origin, deque()).append(go_on)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        if not self._due and self.call_soon is not None:
+            self._due = True
+            self.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._due, self.left = False, IN_A_TURN
+        until = self._clock() + TURN_SECONDS
+        while self._lines:
+            origin = next(iter(self._lines))
+            line = self._lines.pop(origin)
+            go_on = line.popleft()
+            if line:
+                self._lines[origin] = line
+            go_on()
+            if self._clock() >= until:
+                break
+        if self._lines:
+            self._look_ahead()
