@@ -44,6 +44,16 @@ class FairTurns:
         self._look_ahead()
         return max(1, min(most, self.left))
 
+    def spend(self, frames: int) -> None:
+        """Count what costs as much as so many frames."""
+        self._look_ahead()
+        self.left -= frames
+
+    @property
+    def spent(self) -> bool:
+        """Whether this turn has brought enough: what is read now is better taken in a later one."""
+        return self._due and self.left <= 0
+
     def wait(self, origin: str, go_on: Callable[[], None]) -> None:
         """Call ``go_on`` when it is its turn: to take :data:`AT_ONCE` frames, and wait again if there are more."""
         self._lines.setdefault(origin, deque()).append(go_on)

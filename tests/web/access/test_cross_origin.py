@@ -49,7 +49,7 @@ async def test_the_request_itself_needs_its_proof_and_the_page_can_read_why(
     assert headers["Access-Control-Allow-Origin"] == SHOP
     proof = aiohttp.encode_basic_auth(CLIENT, KEY)
     body, _ = await ask(http, "POST", "/v1/publish/orders", 200, b"x", Origin=SHOP, Authorization=proof)
-    assert body == b'{"seq":1}'
+    assert body == b'{"seq":1}\n'
     await ask(http, "POST", "/v1/publish/orders", 403, b"x", Origin=EVIL, Authorization=proof)
     _, headers = await ask(http, "GET", "/v1/stream/orders", 200, Origin=SHOP, Authorization=proof)
     assert headers["Vary"] == "Origin"

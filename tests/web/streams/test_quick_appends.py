@@ -167,8 +167,8 @@ async def test_what_is_sent_ahead_is_answered_in_order(
                 peer.writer.write(stream[at : at + size])
             await peer.writer.drain()
             seqs = [(await peer.answer())[2] for _ in range(21)]
-            first = int(seqs[0][7:-1])
-            assert seqs == [b'{"seq":%d}' % seq for seq in range(first, first + 21)]
+            first = int(seqs[0][7:-2])
+            assert seqs == [b'{"seq":%d}\n' % seq for seq in range(first, first + 21)]
     assert server.hub.log.head == 4 * 21
 
 

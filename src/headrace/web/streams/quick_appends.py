@@ -261,7 +261,7 @@ class _Append:
         elif is_kept(result):
             self._answer(*_parts(published(result)))
         elif self._head.prefix == PUBLISH:
-            self._answer(_PUBLISHED, b'{"seq":%d}' % result.last)
+            self._answer(_PUBLISHED, b'{"seq":%d}\n' % result.last)
         else:
             try:
                 stream = self._quick.streams.plainly_appended(self._head.topic, result)
