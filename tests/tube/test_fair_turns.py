@@ -50,13 +50,10 @@ def test_a_turn_ends_when_its_time_is_over() -> None:
 def test_what_was_spent_is_forgotten_with_the_turn() -> None:
     scene = Scene()
     scene.turns.spend(IN_A_TURN - 1)
-    assert not scene.turns.spent
     scene.turns.spend(1)
-    assert scene.turns.spent
+    assert scene.turns.left == 0
     scene.turn()
-    assert not scene.turns.spent
-    scene.turns.left -= IN_A_TURN
-    assert not scene.turns.spent  # Nobody has said that a turn is to follow, so nothing may wait for one.
+    assert scene.turns.left == IN_A_TURN
 
 
 def test_who_costs_more_than_a_turn_goes_on_all_the_same() -> None:

@@ -33,7 +33,7 @@ class FairTurns:
         self.call_soon: Callable[[Callable[[], None]], object] | None = None
         """Calls something in the next turn of the event loop; set by its owner before there are connections."""
         self.left = IN_A_TURN
-        """Frames that may still be taken in this turn; whoever takes some counts them here."""
+        """Frames that may still be taken in this turn; at 0, what is read is better taken in a later one."""
         self._clock = clock
         self._lines: dict[str, deque[Callable[[], None]]] = {}
         """Who goes on next, by address; the first line is the next."""
@@ -48,11 +48,6 @@ class FairTurns:
         """Count what costs as much as so many frames."""
         self._look_ahead()
         self.left -= frames
-
-    @property
-    def spent(self) -> bool:
-        """Whether this turn has brought enough: what is read now is better taken in a later one."""
-        return self._due and self.left <= 0
 
     def wait(self, origin: str, go_on: Callable[[], None]) -> None:
         """Call ``go_on`` when it is its turn: to take :data:`AT_ONCE` frames, and wait again if there are more."""

@@ -199,7 +199,7 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
     def buffer_updated(self, received: int) -> None:
         """Take what was received, unless this turn has brought enough."""
         available = len(self._packets.rest) + received
-        if self.admitted and self.door.context.turns.spent:
+        if self.admitted and self.door.context.turns.left <= 0:
             self._packets.rest = bytes(self.door.view[:available])
             self.wait_in_line()
             return

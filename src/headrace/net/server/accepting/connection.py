@@ -29,8 +29,8 @@ from headrace.net.server.accepting.tls import certificate_names
 from headrace.tube.fair_turns import AT_ONCE
 from headrace.wire.receive_buffer import Decoder
 
-SHORT_READ: Final = 512
-"""A read of fewer bytes brings few frames: it need not ask how many it may take."""
+FEW_FRAMES: Final = 4
+"""Frames of a read that are not worth counting: what a peer brings that sends something now and then."""
 
 SMALL_REST: Final = 4 << 10
 """Bytes of an unfinished frame that are not counted: nearly every read ends with some."""
@@ -207,9 +207,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             account.received_bytes += received
             if account.rated:
                 account.rate(received, 0, self.heard)
-            turns = self.door.context.turns
-            whole = self.reads_in_place or received < SHORT_READ
-            most = self.max_frames if whole else turns.at_once(self.max_frames)
+            most = self.max_frames
+            if not self.reads_in_place:
+                most = max(1, min(most, self.door.context.turns.left))
             self._take_all(self.door.view[:received], most)
 
     def wait_in_line(self) -> None:
@@ -272,7 +272,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 self.refuse(error.reason, error)
             return
         self.done_taking()
-        self.door.context.turns.left -= most - left
+        if most - left > FEW_FRAMES:
+            self.door.context.turns.spend(most - left)
         self._crowded = not left
         if self.account.rated:
             self._keep_rate()
