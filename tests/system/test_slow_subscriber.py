@@ -82,7 +82,8 @@ def test_one_that_takes_nothing_is_cut_off_and_its_range_told(tmp_path: Path) ->
         line = re.search(rf"cut_off: messages (\d+) to (\d+): .*{deaf.name_there}", hub.stderr)
         assert line is not None
         first, last = int(line[1]), int(line[2])
-        assert 1 < first < last == 32 * len(BLOCK)
+        # A slow machine may not have published all of it by then.
+        assert 1 < first < last <= 32 * len(BLOCK)
         assert counter(hub, "cut_off") == last - first + 1
         # The other one is not touched, and the range that was told can be had again.
         publish(hub, 1)

@@ -56,10 +56,9 @@ def demo(
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with started_processes(() if no_spark else JOBS) as processes:
         # Heavy imports only now: the children were forked from a small process.
-        import asyncio
-
         from headrace.cli.run.demo.json_lines import DemoLines
         from headrace.cli.run.demo.picture import DemoPicture
+        from headrace.cli.terminal.event_loop import run_until_done
         from headrace.demo.play import Play
 
         # Clients of a hub that stops would log that in the middle of the picture.
@@ -68,7 +67,7 @@ def demo(
         play = Play(processes.doors, vehicles=vehicles, seconds=seconds, spark=spark_end)
         view = DemoLines(play, processes.data) if wants_json(asked=as_json) else DemoPicture(play)
         with view:
-            audit = asyncio.run(play.run(view.update))
+            audit = run_until_done(lambda: play.run(view.update))
         view.show_summary(audit)
         if keep:
             with contextlib.suppress(KeyboardInterrupt):
