@@ -24,7 +24,7 @@ GENEROUS = 20.0
 SLACK_SECONDS = 0.5
 """And so much more: on a busy machine a wait of a millisecond may be anything."""
 
-LONGEST_TURN_SECONDS = 0.04 if SOAK else 0.1
+LONGEST_TURN_SECONDS = 0.04 if SOAK else 0.2
 """What a turn of the event loop may compute at most, on a machine whose :func:`slowness` is 1.
 
 Nobody else is served meanwhile, and a publish takes two turns. On quiet machines turns stay below the smaller bound;
