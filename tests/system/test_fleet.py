@@ -20,8 +20,6 @@ from tests.hubprocess import HubProcess
 from tests.system.observing import counter, eventually, status
 from tests.system.test_routing import Client, logged, publish, send
 
-from headrace.spark.runtime import python_workers
-
 SECONDS = 90.0
 """A JVM starts in ten, on a machine that has nothing else to do."""
 
@@ -48,8 +46,7 @@ class Fleet:
         """The processes that do tasks."""
         everything = psutil.Process(self._process.pid).children(recursive=True)
         names = {each.pid: " ".join(each.cmdline()) for each in everything if each.status() != "zombie"}
-        # `pyspark.daemon` itself runs what plans queries; the daemon of those that do tasks is a module of ours.
-        daemons = [each for each in everything if python_workers.__name__ in names.get(each.pid, "")]
+        daemons = [each for each in everything if "pyspark.daemon" in names.get(each.pid, "")]
         return [worker for daemon in daemons for worker in daemon.children() if worker.pid in names]
 
     def kill_workers(self) -> None:

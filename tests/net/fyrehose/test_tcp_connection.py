@@ -6,7 +6,6 @@ import asyncio
 import socket
 import struct
 import threading
-from itertools import accumulate, repeat
 from pathlib import Path
 from random import Random
 
@@ -30,13 +29,10 @@ from tests.net.raw import (
 
 from headrace.errors import DamagedError, FullError, TrimmedError
 from headrace.hub.cursor import EncodedChunk
-from headrace.hub.sequence import Done
 from headrace.message import MAX_SEQUENCE, Batch
 from headrace.net.fyrehose.tcp import MAX_ACKS, MAX_FRAMES, MAX_RANGES, RECEIVE_BYTES, FyrehoseTcpDoor
 from headrace.net.server.log import maintenance
 from headrace.net.server.process import Server
-from headrace.tube.fair_turns import TURN_SECONDS
-from headrace.wire.fyrehose.stream import MAX_PACKET
 
 
 class TestPush:
@@ -405,30 +401,6 @@ class TestRefusal:
             if acks[0] == 0x01:
                 assert acks + await flooder.read(7) == deliver(1, b"quick")
         await flood
-
-    async def test_a_flood_of_empty_messages_is_taken_in_turns(
-        self, server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        flooders = [await dial(server) for _ in range(6)]
-        times = accumulate(repeat(TURN_SECONDS))
-        loop, submit, taken = asyncio.get_running_loop(), server.hub.submit, [0]
-
-        def submit_and_count(batch: Batch, done: Done) -> None:
-            if taken[-1] == 0:
-                loop.call_soon(taken.append, 0)  # With the next turn another count begins.
-            taken[-1] += batch.run.count
-            submit(batch, done)
-
-        monkeypatch.setattr(server.hub, "submit", submit_and_count)
-        # Whoever goes on takes as long as a turn may be.
-        monkeypatch.setattr(server.turns, "_clock", lambda: next(times))
-        sent = 0
-        for flooder in flooders:
-            flooder.sock.setblocking(False)
-            sent += flooder.sock.send(push(b"") * (RECEIVE_BYTES // 3))
-        await until(lambda: server.hub.log.head == sent // 3)
-        assert sum(taken) == sent // 3
-        assert max(taken) <= 2 * (RECEIVE_BYTES + MAX_PACKET) // 3
 
     async def test_connections_per_address(self, start: Start, dial: Dial) -> None:
         server = await start("limits.connections_per_address=3")

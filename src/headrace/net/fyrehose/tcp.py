@@ -6,8 +6,7 @@ pace the peer takes it. Committed messages are encoded once for all subscribers.
 
 Bytes are read from the socket into the door's buffer, scanned and gathered into a run before control returns to the
 event loop, so a connection keeps no more than one unfinished packet. Only if it sends many small packets is the rest of
-a read kept and taken in turns: a flood of KEEPALIVEs, or of PUSHes that carry next to nothing, costs its sender, not
-the others.
+a read kept and taken in turns: a flood of KEEPALIVEs costs its sender, not the others.
 """
 
 from __future__ import annotations
@@ -62,12 +61,6 @@ MAX_RANGES: Final = 64
 
 MAX_FRAMES: Final = 64
 """Frames taken from one connection before the others have their turn; a run of PUSHes is one frame."""
-
-TINY_MESSAGES: Final = 8192
-"""Messages of a run from which on their number costs more than their bytes: only tiny ones come so many in a read."""
-
-MESSAGES_OF_A_FRAME: Final = 512
-"""Tiny messages that cost about as much as a frame."""
 
 LISTED: Final = Principal("fyrehose.allow", EVERYTHING)
 """Anyone from an address in ``fyrehose.allow`` who is no other principal, where everybody must be known."""
@@ -197,13 +190,8 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
         return view[len(rest) :]
 
     def buffer_updated(self, received: int) -> None:
-        """Take what was received, unless this turn has brought enough."""
-        available = len(self._packets.rest) + received
-        if self.admitted and self.door.context.turns.left <= 0:
-            self._packets.rest = bytes(self.door.view[:available])
-            self.wait_in_line()
-            return
-        super().buffer_updated(available)
+        """Take what was received."""
+        super().buffer_updated(len(self._packets.rest) + received)
         if self._hub.full:
             self._hub.take_turn()
 
@@ -217,8 +205,6 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
                 account.received_messages += run.count
                 if account.rated:
                     account.rate(0, run.count, self.heard)
-                if run.count > TINY_MESSAGES:
-                    self.door.context.turns.spend(run.count // MESSAGES_OF_A_FRAME)
                 self._hub.submit(Batch(run, origin="fyrehose", publisher=self.name), self.settled)
             case _ if not (self.principal.reads_everything or self.may_any(Action.READ)):
                 self.refuse("forbidden", f"{self.principal.name} may not read")

@@ -212,12 +212,6 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 most = max(1, min(most, self.door.context.turns.left))
             self._take_all(self.door.view[:received], most)
 
-    def wait_in_line(self) -> None:
-        """Go on with what was read, and read more, when it is this connection's turn."""
-        self._crowded = True
-        self.pause_reading()
-        self.resume_reading()
-
     def eof_received(self) -> bool:
         """Note that the peer sends no more; return whether to keep our direction open."""
         self._ended = True
@@ -319,9 +313,6 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._rest_due = False
         if self.admitted and not self.must_wait():
             self._take_all(b"", self.max_frames)
-            if self.door.hub.full:
-                # Numbering and logging are part of what this peer costs while the others in line wait.
-                self.door.hub.take_turn()
 
     # Common to all.
 
