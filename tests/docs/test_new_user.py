@@ -61,7 +61,7 @@ def test_the_walk_of_a_new_user(browser: Browser, tmp_path: Path, monkeypatch: p
             timeout=60,
             check=True,
         )
-        assert curl.stdout == '{"seq":3}'
+        assert curl.stdout == '{"seq":3}\n'
         assert "one mill wheel" in typed("sub", "--from", "1", "--count", "3")
         typed("services", "put", "fleet/42", '{"speed": 60, "driver": "Ada"}')
         assert "Ada" in typed("services", "get", "fleet/42")
