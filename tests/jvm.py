@@ -60,6 +60,15 @@ def variables(archive: Path = ARCHIVE) -> dict[str, str]:
     }
 
 
+def cluster_variables() -> dict[str, str]:
+    """The same for a cluster of Spark: executors get no options of the launcher, but Java's own variable.
+
+    JVMs print that they have picked it up, so it is for those whose output goes to a file.
+    """
+    options = variables()
+    return {**options, "JAVA_TOOL_OPTIONS": options["SPARK_DAEMON_JAVA_OPTS"]}
+
+
 def make(archive: Path = ARCHIVE) -> None:
     """Run a JVM that does a little of everything and writes the classes it has loaded to the archive."""
     with tempfile.TemporaryDirectory(prefix="jvm-", dir=archive.parent) as directory:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from bench.scaling import JOBS
+from tests import jvm
+from tests.conftest import SOAK
 
 
 @pytest.mark.slow
@@ -17,8 +20,15 @@ def test_a_cluster_of_two_workers(tmp_path: Path) -> None:
     """In a process of its own: this one's session has another master."""
     told = tmp_path / "figures.json"
     line = [sys.executable, "-m", "bench", "scaling", "--quick", "--json", str(told)]
+    environ = {**os.environ, **({} if SOAK else jvm.cluster_variables())}
     done = subprocess.run(
-        line, capture_output=True, text=True, timeout=280, check=False, cwd=Path(__file__).parents[2]
+        line,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        cwd=Path(__file__).parents[2],
     )
     assert told.exists(), done.stderr
     loop, *scaled, read = (

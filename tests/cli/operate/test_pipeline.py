@@ -229,36 +229,12 @@ def own_hub(tmp_path: Path) -> Iterator[HubProcess]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_available_now_then_live_and_idle(own_hub: HubProcess, tmp_path: Path, run: Run) -> None:
+def test_live_and_idle(own_hub: HubProcess, tmp_path: Path, run: Run) -> None:
     """What is there, then what comes, each once; no traffic, no work; a signal, a good end."""
     servers = own_hub.doors["tube_tcp"]
     line = [sys.executable, "-m", "headrace", "pipeline", "run", "--servers", servers]
     line += ["--param", f"path={tmp_path}/out", "--param", "interval=0.5"]
     publish(own_hub, 1000, topic="numbers")
-    done = subprocess.run(
-        [*line, "archive", "verify", "--available-now"],
-        capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(each) for each in done.stdout.splitlines()]
-    assert [each["event"] for each in events if each["event"] != "progress"] == [
-        "starting",
-        "started",
-        "done",
-        "done",
-        "stopped",
-    ]
-    for job in ("archive", "verify"):
-        last = [each for each in events if each.get("job") == job][-1]
-        assert (last["event"], last["state"], last["through"]) == ("done", "done", 1000)
-    assert {(each["job"], each["through"]) for each in events if each["event"] == "progress"} == {
-        ("archive", 1000),
-        ("verify", 1000),
-    }
-    assert archived(tmp_path / "out" / "archive") == list(range(1, 1001))
-    assert status(own_hub)["holds"]["archive"] == 1001
-    assert json.loads(run("pipeline", "status", "--servers", servers).stdout)["state"] == "stopped"
-
     live = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         publish(own_hub, 500, topic="numbers", attributes={"place": "Bern"})
@@ -333,37 +309,9 @@ def test_a_replay_tells_how_far_it_is_and_ends_when_it_is_told(own_hub: HubProce
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_up_keeps_hub_and_pipeline_running(tmp_path: Path) -> None:
-    """A killed pipeline and a killed hub are started again; one signal stops all, and nothing is left."""
-    with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
-        watcher = psutil.Process(hub.pid)
-        publish(hub, 100)
-        first = until(lambda: _running(hub), "the pipeline to run")
-        os.kill(first["pid"], signal.SIGKILL)
-        inner = json.loads(hub.ready_file.read_bytes())["pid"]
-        assert inner != hub.pid
-        os.kill(inner, signal.SIGKILL)
-        until(lambda: hub.ready_file.exists() and _pid(hub.ready_file) not in (None, inner), "another hub")
-        assert {k: v for k, v in json.loads(hub.ready_file.read_bytes()).items() if k != "pid"} == hub.doors
-        publish(hub, 100)
-        second = until(lambda: _running(hub), "another pipeline to run")
-        assert second["pid"] != first["pid"]
-        path = hub.data / "pipeline" / "archive"
-        until(lambda: len(archived(path)) >= 200, "all to be archived")
-        children = watcher.children(recursive=True)
-        assert len(children) >= 3  # hub, pipeline, its JVM
-        hub.terminate()
-        _, left = psutil.wait_procs(children, timeout=20)
-        assert left == []
-    assert archived(path)[:200] == list(range(1, 201))
-    assert "the hub ended with -9" in hub.stderr
-    assert "the pipeline ended with -9" in hub.stderr
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -> None:
-    """One that cannot begin, and one that fails later, leave the other alone; a JVM that dies takes both along."""
+def test_up_keeps_hub_and_pipeline_running(tmp_path: Path, run: Run) -> None:
+    """What fails or is killed is started again, and nothing else: a job that cannot begin, one that fails later, a hub,
+    a pipeline, a JVM. One signal stops all, even while Spark starts, and nothing is left."""
     path = tmp_path / "archive"
     path.write_text("in the way")
     told = (
@@ -376,6 +324,7 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
     )
     sets = ("pipeline.jobs=archive,measure", "pipeline.params.starting=1")
     with HubProcess.start(tmp_path, *sets, command="up", options=told) as hub:
+        watcher = psutil.Process(hub.pid)
 
         def jobs() -> dict[str, Any]:
             found = _running(hub)
@@ -415,24 +364,41 @@ def test_a_job_that_fails_is_started_again_by_itself(tmp_path: Path, run: Run) -
         assert (after["measure"]["restarts"], after["measure"]["state"]) == (0, "running")
         assert "error" not in after["measure"]
 
-        watched = _running(hub)
-        assert watched is not None
-        java = [
-            child
-            for child in psutil.Process(watched["pid"]).children(recursive=True)
-            if "java" in child.name()
-        ]
-        java[0].kill()
+        first = until(lambda: _running(hub), "the pipeline to run")
+        os.kill(first["pid"], signal.SIGKILL)
+        inner = json.loads(hub.ready_file.read_bytes())["pid"]
+        assert inner != hub.pid
+        os.kill(inner, signal.SIGKILL)
+        until(lambda: hub.ready_file.exists() and _pid(hub.ready_file) not in (None, inner), "another hub")
+        assert {k: v for k, v in json.loads(hub.ready_file.read_bytes()).items() if k != "pid"} == hub.doors
+        publish(hub, 100)
+        second = until(lambda: _running(hub), "another pipeline to run")
+        assert second["pid"] != first["pid"]
+        until(lambda: len(archived(path)) >= 400, "all to be archived")
 
-        def another_begins() -> bool:
-            children = psutil.Process(hub.pid).children()
-            return watched["pid"] not in {each.pid for each in children} and len(children) == 2
+        def java() -> list[psutil.Process]:
+            # One of them may end while it is looked at.
+            with suppress(psutil.NoSuchProcess):
+                return [child for child in watcher.children(recursive=True) if "java" in child.name()]
+            return []
 
-        until(another_begins, "another pipeline to be started")
+        (killed,) = java()
+        killed.kill()
+        until(lambda: {each.pid for each in java()} - {killed.pid}, "the JVM of a third pipeline")
+        said = hub.stderr
+        children = watcher.children(recursive=True)
+        assert len(children) >= 3  # hub, pipeline, its JVM
         hub.terminate()
+        _, left = psutil.wait_procs(children, timeout=20)
+        assert left == []
     assert archived(path) == list(range(1, len(archived(path)) + 1))
-    assert "archive is started again in 1 s" in hub.stderr
-    assert "the pipeline ended with 1" in hub.stderr
+    assert "archive is started again in 1 s" in said
+    assert "the hub ended with -9" in said
+    assert "the pipeline ended with -9" in said
+    assert "the pipeline ended with 1" in said
+    stopping = hub.stderr.removeprefix(said)
+    assert "does not stop" not in stopping
+    assert "Traceback" not in stopping
 
 
 @pytest.mark.parametrize(
@@ -497,26 +463,6 @@ def test_the_pipeline_is_stopped_while_the_hub_is_there(monkeypatch: pytest.Monk
         "pipeline is waited for",
         "hub is waited for",
     ]
-
-
-@pytest.mark.spark
-def test_up_is_stopped_while_spark_is_being_started(tmp_path: Path) -> None:
-    with HubProcess.start(tmp_path, "pipeline.jobs=archive", command="up") as hub:
-        watcher = psutil.Process(hub.pid)
-
-        def has_java() -> bool:
-            # One of them may end while it is looked at.
-            with suppress(psutil.NoSuchProcess):
-                return any("java" in child.name() for child in watcher.children(recursive=True))
-            return False
-
-        until(has_java, "a JVM")
-        children = watcher.children(recursive=True)
-        hub.terminate()
-        _, left = psutil.wait_procs(children, timeout=20)
-        assert left == []
-    assert "does not stop" not in hub.stderr
-    assert "Traceback" not in hub.stderr
 
 
 def test_a_hub_that_cannot_start_is_not_tried_again(hub: HubProcess, command: Command) -> None:

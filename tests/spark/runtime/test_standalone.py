@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -18,8 +19,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from tests import jvm
 from tests.archive.tables import archived
 from tests.conftest import SOAK
+from tests.forking import completed
 from tests.ports import lasting_port
 from tests.spark.hubs import Hub, until
 
@@ -42,7 +45,11 @@ def master() -> Iterator[str]:
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    with example.cluster(lasting_port(), memory="1g") as url:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in ({} if SOAK else jvm.cluster_variables()).items():
+                patch.setenv(name, value)
+            url = stack.enter_context(example.cluster(lasting_port(), memory="1g"))
         yield url
 
 
@@ -135,8 +142,21 @@ def test_jobs_on_two_workers(master: str, hub: Hub, tmp_path: Path) -> None:
     line += ["--servers", hub.servers, "--master", master, "--param", f"path={tmp_path}/out"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
-    assert archived(tmp_path / "out" / "archive").slice(0, head) == whole(hub).slice(0, head)
+    events = [json.loads(each) for each in done.stdout.splitlines()]
+    order = [each["event"] for each in events if each["event"] != "progress"]
+    assert order == ["starting", "started", "done", "done", "stopped"]
+    for job in ("archive", "verify"):
+        *before, last = [each for each in events if each.get("job") == job]
+        assert (last["event"], last["state"]) == ("done", "done")
+        assert before[-1]["through"] == last["through"] >= head
+    kept = archived(tmp_path / "out" / "archive")
+    assert kept.num_rows >= head
+    assert kept == whole(hub).slice(0, kept.num_rows)
     assert ds.dataset(tmp_path / "out" / "verify", format="parquet").count_rows() == 0
+    with hub.link() as link:
+        assert link.holds() == {"archive": kept.num_rows + 1}
+    told = completed(["pipeline", "status", "--servers", hub.servers, "--json"], seconds=60)
+    assert json.loads(told.stdout)["state"] == "stopped"
 
 
 @pytest.mark.slow
