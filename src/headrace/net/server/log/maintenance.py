@@ -49,7 +49,7 @@ _MAX_BACKLOG: Final = 1 << 30
 
 _UNLIMITED: Final = 1 << 62
 
-_LOOK_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 10.0
 """Seconds between looks at the archive while nothing has to be removed from the log."""
 
 _LONGEST_REST: Final = 0.01
