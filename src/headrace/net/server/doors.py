@@ -1,6 +1,6 @@
-"""Opening a hub's doors: those that its roles use and that have an address in the settings.
+"""Opens a hub's doors: those that its roles use and that have an address in the settings.
 
-A door is registered before it accepts connections, so that it receives every commit from then on.
+Each door is registered before it accepts connections, so that no commit is missed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DoorOpener:
             if self._context.entrance.tls.accepts("fyrehose") is None:
                 tcp, udp = self._binder.stream_and_datagrams("fyrehose", self._listen.fyrehose)
             else:
-                # Datagrams would go past TLS, for everybody to read.
+                # UDP would carry the same messages unencrypted.
                 tcp, udp = self._binder.stream("fyrehose", self._listen.fyrehose), None
             door = FyrehoseDoor(self._context, tcp, udp)
             self._add(door)
@@ -63,7 +63,7 @@ class DoorOpener:
             await door.open()
 
     async def routing(self) -> Routing:
-        """Open the doors of the attribute protocol, with the roles they serve."""
+        """Open the doors of the attribute protocol and the roles behind them."""
         context, listen, roles, stream = self._context, self._listen, self._roles, self._binder.stream
         matchers = context.parts.matchers
         routing = Routing(context, context.parts.subscriptions, matchers)

@@ -29,7 +29,7 @@ from headrace.log import Log
 from headrace.log.maintained import remove_files
 from headrace.log.sealed.segment import SealedSegment
 from headrace.message import Batch, Run
-from headrace.net.server import process as servers
+from headrace.net.server import assembly
 from headrace.net.server.log import maintenance as upkeeps
 from headrace.net.server.log.maintenance import GroupCommit, LogMaintenance
 from headrace.net.server.machine.clock import machine_clock
@@ -194,7 +194,7 @@ class TestFsyncAlways:
     async def test_congestion_pauses_publishers_and_relief_resumes_them(
         self, start: Start, dial: Dial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(servers, "MAX_UNCOMMITTED", 100_000)
+        monkeypatch.setattr(assembly, "MAX_UNCOMMITTED", 100_000)
         server = await start("log.fsync=always")
         subscriber, publisher = await dial(server), await dial(server)
         await subscriber.subscribe()

@@ -1,8 +1,8 @@
 """The audit log on disk: JSON lines in the data directory, bounded and rotating, one pair of files per kind of record.
 
-Records are gathered in memory and written by a thread a few times a second, so that no door waits for the disk. A file
-that has grown to :data:`FILE_BYTES` takes the place of the one before it, so there are at most twice as many bytes of
-each kind, and a flood of one kind leaves the others alone.
+A thread writes the gathered records a few times a second, so that no door waits for the disk. A file that reaches
+:data:`FILE_BYTES` replaces its predecessor, so each kind takes at most twice that much, and a flood of one kind does
+not displace the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.hub.counters import Counters
 DIRECTORY: Final = "audit"
 FILE_BYTES: Final = 4 << 20
 WAITING: Final = 4096
-"""Records that wait for the disk; further ones are counted and dropped."""
+"""Most records that wait for the disk; further ones are counted and dropped."""
 
 logger = logging.getLogger("headrace")
 
@@ -39,21 +39,21 @@ class AuditFile:
         self._writing: Future[None] | None = None
 
     def write(self, kind: AuditKind, record: Mapping[str, Any]) -> None:
-        """Keep a record for the next time the disk is written to."""
+        """Add a record to those that the next :meth:`tick` writes."""
         if len(self._waiting) >= WAITING:
             self._counters.add("audit_dropped")
             return
         self._waiting.append((kind, msgspec.json.encode(record) + b"\n"))
 
     def tick(self) -> None:
-        """Start a thread that writes the waiting records."""
+        """Have a thread write the waiting records."""
         if not self._waiting or (self._writing is not None and not self._writing.done()):
             return
         lines, self._waiting = self._waiting, []
         try:
             self._writing = self._disk.submit(self._write, lines)
         except RuntimeError:
-            # The threads have ended: the hub is stopping.
+            # The hub is stopping and takes no more work for its threads.
             self._write(lines)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ def path_of(directory: Path, kind: AuditKind) -> Path:
 
 
 def read_audit(data: Path) -> Iterator[dict[str, Any]]:
-    """Read all records that a data directory holds, oldest first; torn lines are left out."""
+    """Read all records of a data directory, oldest first; torn lines are left out."""
     directory = data / DIRECTORY
     streams = [_records(path_of(directory, kind)) for kind in AuditKind]
     return merge(*streams, key=lambda record: record["time"])

@@ -1,4 +1,4 @@
-"""Challenges: bytes that a hub gives a connection to sign, so that the answer is valid there and nowhere else."""
+"""Challenges: a hub gives each connection its own bytes to sign, so that a signature is valid nowhere else."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _RANDOM_BYTES: Final = 16
 
 
 def new_challenge(log: Log) -> str:
-    """Make a challenge: the hub's log, so that a person sees whose it is, and a number never used before."""
+    """Make a challenge: the id of the hub's log, so that a person sees where it is from, and random bytes."""
     return f"{log.uuid}/{secrets.token_hex(_RANDOM_BYTES)}"

@@ -1,8 +1,8 @@
-"""Apply new settings without a restart: who the principals are, and what they may do.
+"""Reloads settings without a restart: who the principals are, and what they may do.
 
-Settings are loaded again from where they came from: on request, and when the file or a principal's key file has
-changed. What is wrong with them is told, and everything stays as it was. Settings that need a restart are named; they
-stay as they were, too.
+Settings are loaded from their source again, on request or when the settings file or a principal's key file changes. If
+they are wrong, the error is reported and nothing changes. Changed settings that need a restart are named and not
+applied.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Reloaded(NamedTuple):
     changed: list[str]
     """Settings that are in force now."""
     restart: list[str]
-    """Settings that differ, and take a restart."""
+    """Settings that differ and are not in force before a restart."""
     closed: int
     """Connections that were closed because their rights were withdrawn."""
 
     def facts(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the result for JSON."""
         return self._asdict()
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Reloaded(NamedTuple):
 
 
 class Reloading:
-    """Loads a hub's settings again; ``take`` is given those that are in force then, unless ``check`` refuses them."""
+    """Reloads a hub's settings. ``check`` may refuse new ones by raising; ``take`` gets those that are in force."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Reloading:
         self._seen = self._look()
 
     def reload(self) -> Reloaded:
-        """Load the settings again, and apply those that need no restart; raise if they are wrong."""
+        """Reload the settings, and apply those that need no restart; raise an error if they are wrong."""
         self._seen = self._look()
         found = load_again(self._settings)
         before, after = self._settings.as_dict(reveal=True), found.as_dict(reveal=True)
@@ -88,21 +88,21 @@ class Reloading:
         return told
 
     async def watch(self) -> None:
-        """Load the settings again whenever a file of theirs changes."""
+        """Reload the settings whenever one of their files changes."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self._look() != self._seen:
                 self.try_reload()
 
     def try_reload(self) -> None:
-        """Load the settings again; log what is wrong with them."""
+        """Reload the settings; if they are wrong, log why."""
         try:
             self.reload()
         except ConfigError as error:
             logger.error("settings stay as they were: %s", error)
 
     def _look(self) -> dict[Path, tuple[int, int, int] | None]:
-        """Return the facts by which a change of a file is noticed."""
+        """Return what changes when a file does."""
         loaded = self._settings.loaded
         paths = key_files(self._settings)
         if loaded is not None and loaded.path is not None:

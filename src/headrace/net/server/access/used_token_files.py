@@ -1,12 +1,11 @@
-"""The files of used tokens: with them, a token is valid only once, even over restarts.
+"""The files of used tokens: they make a token valid only once, even across restarts.
 
-A token is written before it counts, so that a killed process forgets none, and synced right after, in the background.
-Tokens that a power cut took with it are not known. So, if the machine was restarted before the hub had closed its
-files, the hub accepts only tokens signed after its own start (:attr:`UsedTokenFiles.signed_after`); and likewise if a
-token could not be written.
+Each token is written before it is accepted, so a killed process forgets none, and synced in the background right after.
+A power cut may still lose tokens. So if the machine restarted before the hub had closed its files, or a token could not
+be written, the hub accepts only tokens signed after its own start (:attr:`UsedTokenFiles.signed_after`).
 
-There are two files, each a header and records of equal length. When the newer one has been written to for as long as
-any token is good, the older one holds nothing but expired tokens, and is begun anew. That bounds both.
+There are two files, each a header and records of equal length. Once the newer one has been written to for a token's
+whole lifetime, the older one contains only expired tokens and is started over. That bounds both.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ RECORD: Final = struct.Struct(f">d{CLIENT_ID_BYTES}s{DIGEST_BYTES}s")
 HEADER: Final = struct.Struct(">8s36s")
 MAGIC: Final = b"HRTOKEN1"
 CLOSED: Final = b"closed".ljust(36)
-"""In place of the machine's boot: every token is on disk."""
+"""Stands where the machine's boot id would: the files were closed, so every token is on disk."""
 
 GOOD_SECONDS: Final = 2 * WINDOW_SECONDS
-"""The longest time from a token's use to its expiry: its clock may be ahead."""
+"""The longest time from a token's use to its expiry, since the signer's clock may be ahead."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -43,7 +42,7 @@ logger = logging.getLogger("headrace")
 
 
 class UsedTokenFiles:
-    """Both files. ``known`` are the tokens of before. They are made with the first token, or by :meth:`open`."""
+    """Both files, created with the first token or by :meth:`open`. ``known`` are the tokens of earlier runs."""
 
     def __init__(self, directory: Path, disk: Executor, counters: Counters) -> None:
         self._directory = directory
@@ -57,7 +56,7 @@ class UsedTokenFiles:
             complete = complete and whole
         began = time()
         self.signed_after = 0.0 if complete else began
-        """Tokens signed earlier are refused: some of them may have been used."""
+        """Time before which a token must not be signed, since it may have been used already."""
         if not complete:
             logger.warning("tokens signed before this start are refused: not all used ones may be known")
         self._files: list[int] = []
@@ -65,11 +64,11 @@ class UsedTokenFiles:
         self._since = began
         self._failed = self._closed = False
         self._in_use = Lock()
-        """Held while a thread syncs a file: another must not close it meanwhile."""
+        """Held while a thread syncs a file, so that no other thread closes it."""
         self._syncing = self._unsynced = False
 
     def open(self) -> None:
-        """Open the files; until this was done, the first token waits for it."""
+        """Open the files now, so that the first token need not wait for that."""
         for name in NAMES[len(self._files) :]:
             self._files.append(_open(self._directory / name))
 
@@ -107,7 +106,7 @@ class UsedTokenFiles:
                 os.close(file)
 
     def _fail(self, error: OSError) -> None:
-        """Continue without the files: nobody is locked out because a disk is full. The next start has to know."""
+        """Continue without the files, so that a full disk locks nobody out; empty them to let the next start know."""
         self._failed = True
         self._counters.add("background_failures")
         logger.error("used tokens cannot be written; the next start refuses older ones: %s", error)

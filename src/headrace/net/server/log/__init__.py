@@ -1,1 +1,1 @@
-"""The log at work: its maintenance, the feeds of its readers, and the comparison of repeats with it."""
+"""The log in a running hub: its maintenance, the feeds of its readers, and the comparison of repeats with it."""

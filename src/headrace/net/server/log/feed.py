@@ -1,6 +1,7 @@
-"""The driver of a cursor: reads the log in a thread and gives its consumer chunk after chunk.
+"""Drives a cursor: reads the log in a thread and gives the consumer one chunk after another.
 
-The :class:`~headrace.hub.cursor.Cursor` decides. A consumer costs its transport's buffer and one chunk.
+The :class:`~headrace.hub.cursor.Cursor` decides what is next. A consumer takes the memory of its transport's buffer and
+one chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class FeedConsumer(Protocol[C_contra]):
         """Whether there is room for another chunk."""
 
     def take_chunk(self, chunk: C_contra) -> bool:
-        """Take a chunk, or return ``False`` if it has to wait."""
+        """Take a chunk, or return ``False`` if the chunk has to wait."""
 
     def read_failed(self, lost: Lost, error: HeadraceError) -> None:
         """Note that messages cannot be read; if ``lost.ended``, the feed has stopped."""
@@ -36,7 +37,7 @@ class FeedConsumer(Protocol[C_contra]):
 
 
 class FeedBounds(LogBounds, Protocol):
-    """The bounds of the log, and of its own segments: older messages have to be fetched."""
+    """The bounds of the log, and of its own segments; older messages come from the archive."""
 
     @property
     def first_here(self) -> int:
@@ -47,7 +48,7 @@ class ReaderShares(Protocol):
     """Threads that read the log (:class:`~headrace.net.server.machine.reader_threads.ReaderThreads`)."""
 
     def at(self, log: FeedBounds, seq: int, usual: Executor | None = None) -> Executor:
-        """Return those that read from message ``seq`` on."""
+        """Return the threads that read from message ``seq`` on."""
 
 
 class LogFeed(Generic[C]):
@@ -70,11 +71,11 @@ class LogFeed(Generic[C]):
         """Reads some messages as one chunk, from the first number on and not past the last; runs in a thread."""
         self._readers = readers
         self.share = share
-        """The threads that do the next read, unless only the archive has what is read; ``None`` for the live ones."""
+        """Threads for the next read, ``None`` for the live ones; they do not read what only the archive has."""
         self._consumer = consumer
 
     def pump(self) -> None:
-        """Hand over messages until the consumer is full, none is left, or the log must be read."""
+        """Hand over messages until the consumer is full, none are left, or the log must be read."""
         consumer, cursor = self._consumer, self.cursor
         while consumer.ready:
             chunk, wanted = cursor.step(self._log.head)

@@ -1,7 +1,7 @@
 """Background work of the log: syncs, sealing, snapshots, retention.
 
-Each is a small loop; disk work is done in threads, decisions on the event loop. Nothing here fails silently: an error
-of the disk is counted, logged and tried again, and a failed sync stops the hub from acknowledging.
+Each is a small loop. It decides on the event loop and uses the disk in threads. Nothing fails silently: an error of the
+disk is counted and logged, and the work is tried again; after a failed sync the hub acknowledges nothing more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BUSY: Final = 32 << 20
 """Incoming bytes per second above which the hub is too busy to seal."""
 
 _CALM: Final = 5.0
-"""Seconds without load before the hub seals, so that it does not between bursts such as a query's batches."""
+"""Seconds without load before the hub seals, so that it does not seal between the batches of a query."""
 
 _MAX_BACKLOG: Final = 1 << 30
 """Bytes that may wait to be sealed while the hub is busy."""
@@ -59,11 +59,11 @@ _TIDY_SECONDS: Final = 60.0
 """Seconds between searches for unused consumers."""
 
 TRUSTED_AFTER: Final = 600.0
-"""Seconds after the start until messages are removed by their age: the machine's clock may not be set yet."""
+"""Seconds after the start before messages are removed by age: the machine's clock may not be set yet."""
 
 
 class GroupCommit:
-    """The commit rule under ``fsync=always``: one sync at a time, each for all that was appended before it."""
+    """The commit rule under ``fsync=always``: one sync at a time, each covering everything appended before it."""
 
     def __init__(self, hub: Hub, disk: Executor) -> None:
         self._hub = hub
@@ -71,12 +71,12 @@ class GroupCommit:
         self._syncing = False
 
     def __call__(self, _tail: int) -> None:
-        """Sync soon, unless a sync is under way: the next one will cover this append too."""
+        """Start a sync soon; if one is running, the next covers this append too."""
         if not self._syncing and self._hub.log.failure is None:
             try:
                 syncing = asyncio.get_running_loop().run_in_executor(self._disk, self._hub.log.sync)
             except RuntimeError:
-                return  # The hub has stopped without the disk's last answer: this is as safe as after a crash.
+                return  # The hub stopped before the disk answered: unsynced messages are as safe as after a crash.
             self._syncing = True
             syncing.add_done_callback(self._synced)
 
@@ -86,14 +86,14 @@ class GroupCommit:
             return
         error = done.exception()
         if not self._hub.log.segments:
-            return  # The log was closed meanwhile, which synced it or reported why not.
+            return  # The log was closed meanwhile; closing syncs it or reports why not.
         if error is not None:
             # After a failed sync it is unknown what is on the disk: acknowledge nothing more.
             logger.critical("the disk failed to sync, nothing more is acknowledged: %s", error)
             self._hub.counters.add("sync_failures")
             self._hub.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             return
-        # A thread may have appended what the hub does not know of yet: that is for the next sync.
+        # A thread may have appended what the hub does not know of yet; the next sync covers that.
         self._hub.committed(min(done.result(), self._hub.appended_op))
         if self._hub.appended_op > self._hub.log.head_op:
             self(self._hub.appended_op)
@@ -129,7 +129,7 @@ class LogMaintenance:
         past_threads: Executor | None = None,
     ) -> None:
         self.problems: dict[str, str] = {}
-        """Work that fails now (``sync``, ``seal``, ``trim``, ``snapshot``, ``room``), and why."""
+        """Why each kind of work fails now (``sync``, ``seal``, ``trim``, ``snapshot``, ``room``)."""
         self._past = past
         """The archive, if the log has one."""
         self._past_threads = past_threads or disk
@@ -140,20 +140,20 @@ class LogMaintenance:
         self.room = DiskRoom(hub, settings.log.retain_bytes)
         self._hub = hub
         self._sync_failed = sync_failed or hub.fail
-        """Makes sure that nothing more is acknowledged."""
+        """Called after a failed sync, to stop all acknowledgements."""
         self._log = hub.log
         self._holds = holds
-        """Holds besides the state's own: durable consumers' messages."""
+        """Returns further holds, beside those in the state: what durable consumers still need."""
         self._settings = settings.log
         self._disk = disk
         self._aging: tuple[int, float] | None = None
-        """The open tail's first operation, and when it was first seen with messages."""
+        """First operation of the open tail, and when the tail was first seen to have messages."""
         self._looked = (hub.log.size, 0.0)
         """The log's size at the last check, and the time of that check."""
         self._busy_at = -_CALM
         """When the hub was last busy."""
         self._broken: set[tuple[str, int]] = set()
-        """Broken holds that were reported already."""
+        """Broken holds that have been reported."""
         self._unused_after = settings.limits.consumer_seconds
         self._unused = (
             None
@@ -161,7 +161,7 @@ class LogMaintenance:
             else UnusedConsumers(consumers, self._unused_after)
         )
         self._archived = 0
-        """The last message up to which the archive is known to have the same as the log."""
+        """The last message up to which the archive is known to agree with the log."""
         self._sealing = asyncio.Lock()
         self._keeping = asyncio.Lock()
 
@@ -187,8 +187,8 @@ class LogMaintenance:
         return count
 
     async def snapshot(self) -> None:
-        """Write a snapshot of the state, if there is none of it yet."""
-        # One at a time: of two, the older could finish last.
+        """Write a snapshot of the state, unless the newest one is of this state."""
+        # One at a time: otherwise the older of two could finish last.
         async with self._keeping:
             state, kept = self._hub.state, self._log.snapshot
             if state.op > (0 if kept is None else kept.op):
@@ -199,7 +199,7 @@ class LogMaintenance:
                 except StorageError:
                     raise
                 except Exception as error:
-                    # Something in the state cannot be written: it must not end the loop, nor a stop half-way.
+                    # A state that cannot be written must not end this loop, nor interrupt a stop.
                     raise StorageError(
                         f"the state cannot be kept: {type(error).__name__}: {error}"
                     ) from error
@@ -222,12 +222,12 @@ class LogMaintenance:
     async def _keep_sealed(self) -> None:
         while True:
             await asyncio.sleep(min(_PAUSE, self._settings.segment_seconds))
-            # A step of the clock is seen, and seen to end, even while nobody publishes.
+            # The clock is read even while nobody publishes, to notice that it stepped and when that is over.
             self._clock.now()
             try:
                 await self._rotate_by_age()
                 while not self._too_busy_to_seal() and await self._seal_next():
-                    # Between segments too: there may be no last one while messages come faster than they are sealed.
+                    # Trim between segments, too: while messages come faster than they are sealed, sealing never ends.
                     await self._trim()
                 if not self._too_busy_to_seal():
                     await self._index_next()
@@ -235,14 +235,14 @@ class LogMaintenance:
                         await self._in_thread(self._log.prove_next)
                 self._went_well("seal")
             except DamagedError as error:
-                # It raises once: the tail is skipped from now on, and sealing continues with the next.
+                # This is raised once per tail: sealing skips it from now on.
                 self._hub.counters.add("damaged_tails")
                 logger.error("set aside, since it cannot be sealed: %s", error)
                 self._went_well("seal")
             except StorageError as error:
                 self._failed("seal", "the log could not be sealed", error)
             try:
-                # Even if sealing failed: on a full disk only this frees space.
+                # Trim even if sealing failed: on a full disk nothing else frees space.
                 await self._trim()
                 self._went_well("trim")
             except StorageError as error:
@@ -256,7 +256,7 @@ class LogMaintenance:
             await self._try_snapshot()
 
     async def _keep_looking(self, past: ArchivedPast) -> None:
-        """Check what the archive has; more often while the log is larger than it should be."""
+        """Check what the archive has, more often while the log is larger than it should be."""
         while True:
             await self._look(past)
             urgent = self._oversized or past.problem is not None
@@ -267,7 +267,7 @@ class LogMaintenance:
         archived = 0
         if await loop.run_in_executor(self._past_threads, past.look):
             archived = await loop.run_in_executor(self._past_threads, past.vouched)
-        # While it has a problem it may have lost anything: what the log still has may be the only copy.
+        # An archive with a problem may have lost messages, so the log may have the only copy.
         self._archived = 0 if past.problem is not None else archived
         if past.problem is not None:
             self._failed(
@@ -288,13 +288,13 @@ class LogMaintenance:
 
     @property
     def _oversized(self) -> bool:
-        """Whether the log has more bytes than it should, in segments that could go."""
+        """Whether the log is larger than it should be, and has segments that could be removed."""
         most = self._settings.retain_bytes
         return most is not None and self._log.size > most and len(self._log.segments) > 1
 
     async def _keep_tidy(self) -> None:
         while True:
-            # Several looks before anything counts as unused: another node's word takes one of its looks, and one here.
+            # Look several times before anything counts as unused: news from another node may take two looks.
             await asyncio.sleep(min(_TIDY_SECONDS, (self._unused_after or _TIDY_SECONDS) / 4))
             with contextlib.suppress(StorageError):
                 await self.tidy()
@@ -334,7 +334,7 @@ class LogMaintenance:
         """Return every current problem, by what it concerns."""
         told = dict(self.problems)
         if self._past is not None and self._past.problem is not None:
-            # At once: an archive that hangs takes minutes to fail.
+            # Report it at once: an archive that hangs takes minutes to fail.
             told["archive"] = f"the archive {self._past.place}: {self._past.problem}"
         if self._hub.shortage is not None:
             told["room"] = str(self._hub.shortage)
@@ -357,10 +357,10 @@ class LogMaintenance:
             logger.info("%s works again", work)
 
     def _too_busy_to_seal(self) -> bool:
-        """Return whether sealing should wait: it takes a core for a second or so, and is not urgent.
+        """Return whether sealing should wait, since it takes a core for a second or so.
 
-        It does not wait when much is unsealed already, nor when retention needs sealed segments to remove. Unsealed
-        messages are as safe in the log as sealed ones.
+        It does not wait if much is unsealed already, or if retention needs sealed segments to remove. Unsealed messages
+        are as safe in the log as sealed ones.
         """
         size, now = self._log.size, asyncio.get_running_loop().time()
         (size_before, before), self._looked = self._looked, (size, now)
@@ -377,7 +377,7 @@ class LogMaintenance:
         now = asyncio.get_running_loop().time()
         if tail.last < tail.first:
             return
-        # Another tail may have taken its place: a tail ends by its bytes, too.
+        # A new tail may have begun: a tail also ends when it has enough bytes.
         if self._aging is None or self._aging[0] != tail.first_op:
             self._aging = tail.first_op, now
         elif now - self._aging[1] >= self._settings.segment_seconds:
@@ -393,7 +393,7 @@ class LogMaintenance:
         return True
 
     async def _index_next(self) -> None:
-        """Write an index of topics that is missing or damaged, if there is one: one at a time, it is not urgent."""
+        """Write one of the topic indexes that are missing or damaged, if any."""
         async with self._sealing:
             segment = await self._in_thread(self._log.index_next)
         if segment is not None:
@@ -413,7 +413,7 @@ class LogMaintenance:
         seconds = retain.retain_seconds
         if asyncio.get_running_loop().time() < self._trusted_at:
             seconds = None
-        # Decided here, not in a thread: a hold that is granted meanwhile must be kept.
+        # Decide here, not in a thread: a hold that is granted in the meantime must be kept.
         verdict, gone = self._log.let_go(
             self._clock.now(),
             retain_bytes=_UNLIMITED if retain.retain_bytes is None else retain.retain_bytes,

@@ -1,4 +1,4 @@
-"""Repeats are compared with the log in a thread: to read sealed rows takes milliseconds, and a flood of them many."""
+"""Compares repeats with the log in threads, since reading sealed rows takes milliseconds each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.hub.publishing.same_rows import Difference, Elsewhere, WhenCompare
 
 
 def in_threads(readers: Executor) -> Elsewhere:
-    """Run comparisons in the threads that read the log."""
+    """Return a function that runs comparisons in the threads that read the log."""
 
     def compare(work: Callable[[], Difference], done: WhenCompared) -> None:
         def ended(comparing: asyncio.Future[Difference]) -> None:
@@ -20,7 +20,7 @@ def in_threads(readers: Executor) -> Elsewhere:
             error = comparing.exception()
             if error is not None:
                 # The waiting caller gets the error, and the event loop reports it.
-                done(RefusedError("unknown", f"whether this is in the log could not be found out: {error}"))
+                done(RefusedError("unknown", f"the log could not be searched for this: {error}"))
                 raise error
             done(comparing.result())
 

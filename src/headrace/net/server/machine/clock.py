@@ -1,4 +1,4 @@
-"""The machine's clock, as messages are stamped by it."""
+"""The machine's clock, which stamps messages."""
 
 from __future__ import annotations
 

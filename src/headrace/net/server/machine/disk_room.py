@@ -1,9 +1,9 @@
-"""Room on the disk: some is kept for the hub's own needs, and publishers are refused before it runs out.
+"""Keeps room on the disk for the hub's own needs, and refuses publishers before the disk is full.
 
-A log that fills its disk can only be trimmed after a snapshot, and a snapshot needs room. So a file of zeros, the
-**reserve**, holds some: it is given up when a snapshot finds the disk full, and made again when there is room. While
-less than that is free besides, messages are refused. Entries of the log are still taken, since the cursors and holds
-that they move are what lets messages be trimmed.
+A log that fills its disk can only be trimmed after a snapshot, and a snapshot needs room. A file of zeros, the
+**reserve**, keeps that room. When a snapshot finds the disk full, the reserve is deleted; it is made again once there
+is room. While less than its size is free in addition, messages are refused. Entries of the log are still taken, since
+they move the cursors and holds that keep messages from being trimmed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class DiskRoom:
         self._hub = hub
         self._path: Path = hub.log.directory / NAME
         self.reserved = _USUAL if retain_bytes is None else min(max(retain_bytes // _SHARE, _LEAST), _MOST)
-        """Bytes of the reserve, and the minimum that must be free besides."""
+        """Bytes of the reserve, and of the space that must be free in addition."""
         self.free = self.size = 0
-        """Free bytes of the disk when last checked, and its size."""
+        """Free bytes of the disk and its size, when last checked."""
 
     def look(self) -> None:
-        """Refuse messages while there is too little room, and take them again when there is enough; for a thread."""
+        """Refuse messages while there is too little room, and accept them again after that; call this in a thread."""
         free = self._free()
         if self._hub.shortage is not None:
             if free > 2 * self.reserved + self._lacking():
@@ -51,7 +51,7 @@ class DiskRoom:
                 self._reserve()
 
     def give_up(self) -> bool:
-        """Give up the reserve; ``False`` if there is none."""
+        """Delete the reserve; return ``False`` if there is none."""
         try:
             self._path.unlink()
         except OSError:

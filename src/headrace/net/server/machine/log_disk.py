@@ -1,18 +1,18 @@
-"""The disk under a log: work that may wait for it is done by threads, and a disk that does not answer is noticed.
+"""The disk under a log: threads do the work that may wait for it, and a disk that does not answer is noticed.
 
-A hub that waits for its disk on the event loop sends no heartbeats and answers no health checks, so a disk that hangs
-would take the hub along without a word. Therefore syncing, cutting back, saving the state and noting the commit
-number are done by threads. An append only copies to the system's cache and is on the way of every message. The event
-loop hands it to the writer's thread and waits for it, but no longer than :data:`PATIENCE`; then the loop continues, and
-the next append waits. As long as the disk is slow, the loop does not wait at all.
+A hub that waits for its disk on the event loop sends no heartbeats and answers no health checks: a disk that hangs
+would silently hang the hub. So threads sync, cut back, save the state and note the commit number. An append is on the
+way of every message, but only copies to the system's cache: the event loop hands it to the writer's thread and waits
+for it, but no longer than :data:`PATIENCE`. Then the loop continues, and the next append waits. While the disk is slow,
+the loop does not wait at all.
 
-To hand an append over takes longer than the append. So a small one is made on the event loop if nothing else is under
-way that the system could let it wait for: no sync, no new tail, no other write. A node of a cluster, whose heartbeats
-should go on, does so only while its disk is known to answer: a sync has ended between the last two looks
+Handing an append over takes longer than the append itself. So the event loop makes small ones itself, unless the system
+might delay them for something else: a sync, a new tail, another write. A cluster node must keep sending heartbeats, so
+it does this only while its disk is known to answer: a sync has ended between the last two looks
 (``docs/adr/0024-appends-never-hold-the-loop.md``).
 
-Silence is counted from look to look, and no look counts for more than :data:`MOST_PER_LOOK`: a process that was
-stopped, or did not get the processor, does not blame its disk.
+The disk's silence is added up from look to look, and no look counts for more than :data:`MOST_PER_LOOK`. So a process
+that was stopped, or did not get the processor, does not blame its disk.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ logger = logging.getLogger("headrace")
 T = TypeVar("T")
 
 PATIENCE: Final = 0.02
-"""Seconds that the event loop waits for an append."""
+"""Longest time, in seconds, that the event loop waits for an append."""
 
 SLOW_SECONDS: Final = 0.5
-"""A disk that takes longer is slow: the loop does not wait for it. A disk at work answers a sync within 0.1 s."""
+"""Seconds of silence after which a disk is slow and the loop does not wait for it. A busy disk syncs within 0.1 s."""
 
 HUNG_SECONDS: Final = 2.0
-"""Seconds of silence after which the hub says that its disk does not answer."""
+"""Seconds of silence after which the hub reports that its disk does not answer."""
 
 WARY_SECONDS: Final = 1.0
 """Seconds that a disk counts as slow after the loop has waited in vain."""
 
 SMALL_BYTES: Final = 384 << 10
-"""An append of this many bytes or more is handed over, whatever else is under way. A turn of the backbone is smaller:
-handing it over and waiting takes a tenth of the turn."""
+"""Bytes from which an append is always handed over. A turn of the backbone is smaller: handing it over and waiting
+would take a tenth of the turn."""
 
 MOST_PER_LOOK: Final = 0.5
-"""Seconds of silence that one look counts at most; there are four in a second."""
+"""Most seconds of silence that one look counts; there are four looks a second."""
 
 
 class LogDisk:
     """The work of a hub's disk. ``writer`` does its work in order; ``threads`` do theirs side by side.
 
-    Small appends are made on the event loop while nothing else is under way: always by a hub that is ``alone``, by a
-    node of a cluster while its disk ends syncs.
+    While the disk does nothing else, small appends are made on the event loop: always by a hub that is ``alone``, by a
+    cluster node only while its disk answers syncs.
     """
 
     def __init__(self, log: Log, threads: Executor, writer: Writer, *, alone: bool = False) -> None:
@@ -74,7 +74,7 @@ class LogDisk:
         """Whether small appends may be made on the event loop."""
         self._syncs = log.syncs
         self.slow = False
-        """Whether the event loop does not wait for appends."""
+        """Whether the disk is so slow that the event loop does not wait for appends."""
         self.silent = 0.0
         """Seconds that the disk has kept something waiting, when last checked."""
         self._wary_until = 0.0
@@ -85,12 +85,12 @@ class LogDisk:
         self._numbers = count()
         self._committed: watermark.Watermark | None = None
         self.pause: Callable[[], None] = lambda: None
-        """Called when an append takes long: whatever comes after it has to wait."""
+        """Called when an append takes long: later ones have to wait."""
         self.resume: Callable[[Callable[[], None]], None] = lambda tell: tell()
         """Called when that append has ended, with a function that tells the caller how it ended."""
 
     def keep_note(self) -> None:
-        """Prepare to :meth:`note_committed`."""
+        """Open the file that :meth:`note_committed` writes to."""
         try:
             self._committed = watermark.Watermark(self._log.directory, watermark.COMMITTED)
         except OSError as error:
@@ -98,7 +98,7 @@ class LogDisk:
             logger.warning("%s: %s; the committed operation cannot be noted", self._log.directory, why)
 
     def look(self, now: float) -> None:
-        """Find out how long the disk has kept something waiting; call it a few times a second."""
+        """Check for how long the disk has not answered; call this a few times a second."""
         elapsed, self._looked = min(now - self._looked, MOST_PER_LOOK), now
         work: set[object] = set(self._under_way)
         if self._log.syncing:
@@ -126,7 +126,7 @@ class LogDisk:
             begun = monotonic()
             self._log.append(batches)
             if monotonic() - begun > PATIENCE:
-                # The system makes writers wait: not on the event loop again.
+                # The system makes writers wait, so they should not wait on the event loop again.
                 self._be_wary()
             return True
         future = self._writer.submit(partial(self._log.append, batches))
@@ -140,7 +140,7 @@ class LogDisk:
         return False
 
     async def appended(self, batches: Sequence[Batch]) -> None:
-        """Append batches; if the disk takes long, the event loop continues meanwhile. A failure raises."""
+        """Append batches without holding the event loop for long; raise an error if that fails."""
         over: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
 
         def told(error: HeadraceError | None) -> None:
@@ -159,13 +159,13 @@ class LogDisk:
         self._ended(self._threads.submit(work), done)
 
     def note_committed(self, op: int, done: Callable[[], None]) -> None:
-        """Note that operations up to ``op`` are committed; it may be lost in a crash, and is never ahead."""
+        """Note that operations up to ``op`` are committed. A crash may lose the note; it is never ahead."""
         note, uuid = self._committed, self._log.uuid
         if note is None:
             return
 
         def write() -> None:
-            # If it cannot be written it lags, as it may.
+            # A note that cannot be written lags, which is allowed.
             with contextlib.suppress(OSError):
                 note.write(uuid, op)
 
@@ -182,7 +182,7 @@ class LogDisk:
             self._follow(future, done)
 
     def _follow(self, future: Future[T], done: Callable[[Future[T]], None]) -> None:
-        """Call ``done`` in a later turn of the event loop, even if the work is over by now."""
+        """Call ``done`` in a later turn of the event loop, even if the work is done already."""
         number = next(self._numbers)
         self._under_way.add(number)
         loop = asyncio.get_running_loop()
@@ -199,7 +199,7 @@ class LogDisk:
 
 
 def let_append(hub: Hub, disk: LogDisk) -> None:
-    """Have a hub without others append by way of its disk: it numbers nothing while an append is under way."""
+    """Make a lone hub append through its disk; it numbers no messages while an append is running."""
 
     def pause() -> None:
         hub.paused = True
@@ -213,7 +213,7 @@ def let_append(hub: Hub, disk: LogDisk) -> None:
 
 
 def _tell(told: WhenWritten, done: Future[None]) -> None:
-    """Tell why an append has failed, if it has."""
+    """Report whether an append failed, and why."""
     error = done.exception()
     if error is not None and not isinstance(error, HeadraceError):
         raise error

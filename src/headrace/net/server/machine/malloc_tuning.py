@@ -1,8 +1,8 @@
 """Tuning malloc so that a hub keeps the memory it has used.
 
 Large messages and staged rows take tens of megabytes at a time. glibc returns such memory to the system as soon as it
-is free, and gets it again for the next message: a page fault for every 4 KiB, five times the cost of copying the
-message in. A hub soon needs the memory again, so it keeps it, up to a bound.
+is free, and requests it again for the next message. That is a page fault for every 4 KiB, five times the cost of
+copying the message. A hub soon needs the memory again, so it keeps it, up to a bound.
 """
 
 from __future__ import annotations

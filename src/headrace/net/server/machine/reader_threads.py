@@ -2,11 +2,11 @@
 
 The shares have threads of their own, so that none can take another's:
 
-- **live** readers are durable consumers, subscribers, the matcher, and all that is nowhere else;
+- **live** readers are durable consumers, subscribers, the matcher, and everything that is not named below;
 - **filtered** is for follows at the head of the log whose filters are too heavy for the event loop;
 - **bulk** is for reads of ranges, for follows that are far behind and filter what they catch up with, and for the
   searches of the dashboard. Its work comes in short steps, so that many readers have their turns;
-- **past** is for what only the archive has, whoever asks for it: an archive may be far away, slow or out of reach.
+- **past** is for reading what only the archive has: an archive may be far away, slow or unreachable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAST: Final = 2
 """Threads of each share."""
 
 PAST_THREADS: Final = "headrace-past"
-"""The prefix of the past's thread names."""
+"""The prefix of the names of the ``past`` threads."""
 
 _SWITCH_SECONDS: Final = 0.001
 
@@ -42,7 +42,7 @@ class ReaderThreads(Executor):
     """The hub's readers. As an executor it is the live share."""
 
     def __init__(self) -> None:
-        # A thread that computes lets the event loop wait this long, for each time that the loop has read or written.
+        # After each read or write, the event loop waits this long for a thread that computes.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._live = ThreadPoolExecutor(LIVE, "headrace-read")
         self.filtered: Executor = ThreadPoolExecutor(FILTERED, "headrace-filter")
@@ -58,7 +58,7 @@ class ReaderThreads(Executor):
         return self._live.submit(function, *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; work that waits in the other shares is dropped, since nobody is left to read it."""
+        """Take no more work; waiting work of the other shares is dropped, since nobody is left to use it."""
         for share in (self.filtered, self.bulk, self.past):
             share.shutdown(wait, cancel_futures=True)
         self._live.shutdown(wait, cancel_futures=cancel_futures)

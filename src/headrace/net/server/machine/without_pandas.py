@@ -1,7 +1,7 @@
-"""Arrow without pandas.
+"""Keeps pyarrow from importing pandas.
 
-pyarrow imports pandas, where it is installed, as soon as an array is made of Python values, to see whether they are a
-Series: a third of a second and 36 MB that a hub has no use for.
+When pyarrow makes an array of Python values, it imports pandas, if installed, to see whether they are a Series. That
+costs a third of a second and 36 MB, for nothing that a hub uses.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class _NoPandas(MetaPathFinder):
 
 
 def keep_pandas_out() -> None:
-    """Have pyarrow do without pandas in this process; other code can still import it.
+    """Make pyarrow work without pandas in this process; other code can still import pandas.
 
-    It is for a process that runs none of its user's code: ``to_pandas()`` fails afterwards.
+    Use it only in a process that runs no user code: ``to_pandas()`` fails afterwards.
     """
     import pyarrow as pa
 

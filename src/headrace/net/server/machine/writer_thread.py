@@ -1,9 +1,8 @@
-"""The thread that appends to the log, and a way to wait for it that costs little.
+"""The thread that appends to the log, and a cheap way to wait for it.
 
-An append that waits for the disk must not hold the event loop, but an append is on the way of every message, and an
-ordinary executor takes longer to hand work over than the append itself takes. Here both sides wait in the system for
-a byte in a pipe: that wakes the other thread on the processor that is about to be free, and takes some 7 µs there and
-back where locks take 15 to 50.
+An append that waits for the disk must not hold the event loop. But every message needs an append, and an ordinary
+executor takes longer to hand the work over than the append takes. Here each side waits for a byte in a pipe. That wakes
+the other thread on the processor that is about to be free, and takes some 7 µs there and back; locks take 15 to 50.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import Any, Final, Protocol, TypeVar
 T = TypeVar("T")
 
 _MOST_SIGNALS: Final = 4096
-"""Bytes taken from a pipe at a time; each only says: look."""
+"""Most bytes read from a pipe at a time; a byte only means that there is something to look for."""
 
 
 class Writer(Protocol):
     """Does work one after another, in the order in which it comes."""
 
     def submit(self, work: Callable[[], T], /) -> Future[T]:
-        """Have work done; a writer that was shut down raises ``RuntimeError``."""
+        """Queue work; raise ``RuntimeError`` after a shutdown."""
 
     def wait(self, future: Future[Any], seconds: float) -> bool:
         """Wait for work, at most so long; return whether it is over."""
@@ -44,7 +43,7 @@ class WriterThread:
         self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wanted, self._want = os.pipe()
         self._ended, self._end = os.pipe()
-        # Nobody may be waiting: then these signals pile up, and the next waiter passes over them.
+        # If nobody waits, these signals pile up; the next waiter skips them.
         os.set_blocking(self._ended, False)
         os.set_blocking(self._end, False)
         self._signals = select.poll()
@@ -53,7 +52,7 @@ class WriterThread:
         self._closed = False
 
     def submit(self, work: Callable[[], T], /) -> Future[T]:
-        """Have work done after all that was submitted before it."""
+        """Queue work; it is done after everything submitted before it."""
         if self._closed:
             raise RuntimeError("the writer was shut down")
         if self._thread is None:

@@ -1,1 +1,1 @@
-"""A hub's status: its facts, its alerts, the watched event loop, and reports of programs beside it."""
+"""A hub's status: its facts, its alerts, the watched event loop, and the reports of other programs."""

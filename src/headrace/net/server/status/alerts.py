@@ -1,7 +1,7 @@
 """The current problems of a hub, and what to do about each: one list for the dashboard, ``doctor`` and Prometheus.
 
-An alert is about something that lasts, is seen from the hub's own facts, and goes away by itself once it is mended.
-Something that happened once is a counter instead.
+An alert reports a condition that lasts, shows in the hub's own facts, and clears by itself once it is fixed. An event
+that happens once increments a counter instead.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from headrace.hub.counters import Counters
 from headrace.net.server.status.program_reports import ENDED
 
 FAR_BEHIND: Final = 1_000_000
-"""A durable consumer this many messages behind is an alert."""
+"""Messages that a durable consumer must be behind to cause an alert."""
 
 SILENT_SECONDS: Final = 60.0
-"""A pipeline that has run and not reported for this many seconds is an alert."""
+"""Seconds without a report after which a pipeline that has run causes an alert."""
 
 FULL: Final = 0.9
-"""The share of the disk in use that is an alert; the hub itself refuses messages much later."""
+"""The used share of the disk that causes an alert; the hub refuses messages only much later."""
 
 FILLING: Final = 0.8
-"""The share of its bound from which a frontend's outbox is an alert."""
+"""The share of its bound from which a frontend's outbox causes an alert."""
 
 REFUSALS: Final = 300
-"""Refusals within :data:`WINDOW_SECONDS` that are an alert: a client that tries again each second causes fewer."""
+"""Refusals within :data:`WINDOW_SECONDS` that cause an alert: one client that retries each second makes fewer."""
 
 WINDOW_SECONDS: Final = 60.0
 
@@ -52,7 +52,7 @@ class Alert(NamedTuple):
     """Something that is wrong now."""
 
     alert: str
-    """Its kind, a name that stays."""
+    """Its kind, a stable name."""
     about: str
     """The subject: the name of a consumer, a job or a door; may be empty."""
     problem: str

@@ -1,11 +1,11 @@
-"""The event loop is watched: a turn that takes long is counted, and its cause is named in the log.
+"""Watches the event loop: a turn that takes long is counted, and its cause is named in the log.
 
 While a turn runs, nobody else is served. So the loop gives a sign of life every :data:`BEAT_SECONDS`, and a thread
-looks whether it does. If the sign is :data:`SLOW_SECONDS` late, the thread notes what the loop is doing at that moment:
-the stack of its thread. When the turn is over, the loop reports how long it was and what was seen.
+checks it. If the sign is :data:`SLOW_SECONDS` late, the thread notes the stack of the loop's thread at that moment.
+When the turn is over, the loop reports how long it took and what the thread saw.
 
-A turn can also be long because the machine runs something else. The report says how much of the time the loop has
-really computed.
+A turn can also be long because the machine runs something else. The report says for how much of the time the loop
+computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SLOW_SECONDS: Final = 0.1
 """A turn longer than this is reported."""
 
 BEAT_SECONDS: Final = 0.05
-"""Seconds between signs of life, and between looks at them."""
+"""Seconds between signs of life, and between checks of them."""
 
 LATELY: Final = 60.0
 """Seconds for which a slow turn is an alert."""
@@ -55,7 +55,7 @@ class LoopWatch:
         self._last: dict[str, object] = {}
         self._last_at = -LATELY
         self.meanwhile: Callable[[Callable[[], float]], None] | None = None
-        """Called in the watching thread while the loop is held: with a function that says for how long it has been."""
+        """Called in the watching thread at each check, with a function that returns for how long the loop is held."""
 
     def start(self) -> None:
         """Begin to watch."""
@@ -64,13 +64,13 @@ class LoopWatch:
         threading.Thread(target=self._look, name="headrace-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._over.set()
         if self._timer is not None:
             self._timer.cancel()
 
     def facts(self) -> dict[str, object]:
-        """Return what the status shows: how many slow turns there were, the longest, and the last."""
+        """Return facts for the status: the number of slow turns, the longest, and the last."""
         return {
             "slow_turns": self._turns.value,
             "longest_seconds": round(self._longest, 3),
@@ -109,7 +109,7 @@ class LoopWatch:
             )
 
     def _look(self) -> None:
-        """Look for a sign that is late; runs in a thread of its own."""
+        """Check for late signs; runs in a thread of its own."""
         while not self._over.wait(BEAT_SECONDS):
             if self.meanwhile is not None:
                 self.meanwhile(self._held)
@@ -120,7 +120,7 @@ class LoopWatch:
                 self._cause = told(frame)
 
     def _held(self) -> float:
-        """Seconds since when the loop should have given its last sign."""
+        """Return for how many seconds the loop's next sign of life is overdue."""
         return 0.0 if self._over.is_set() else monotonic() - self._beat_at - BEAT_SECONDS
 
 

@@ -1,10 +1,10 @@
-"""Reports of programs beside the hub, such as the pipeline, for the hub's status.
+"""Reports that other programs, such as the pipeline, give for the hub's status.
 
-Reports are not messages: they are not in the log, so a pipeline that reports each second causes no traffic. A report
-is replaced by the next of the same name, and forgotten when the hub stops.
+Reports are not messages and not in the log, so a pipeline that reports each second causes no traffic. Each report
+replaces the previous one of the same name; all are forgotten when the hub stops.
 
-Several processes may report under one name, if each gives its ``pid``: a pipeline beside the one of ``headrace up``.
-They are shown as one that has the ``jobs`` of all.
+Several processes may report under one name if each gives its ``pid``, for example a second pipeline beside that of
+``headrace up``. They are shown as one report that has the ``jobs`` of all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.wire.link.message import parse, serialize
 
 MAX_REPORTS: Final = 16
 MAX_BYTES: Final = 64 << 10
-"""Most bytes of all reports together: the status with them must fit the head of an answer."""
+"""Most bytes of all reports together: the status must fit the head of an answer."""
 STALE_SECONDS: Final = 60.0
-"""Seconds after which a report that is not renewed gives way if there is no room for another."""
+"""Seconds after which a report that was not renewed is dropped if another needs the room."""
 BESIDE_SECONDS: Final = 10.0
-"""Seconds after which a silent process is forgotten if others report under the same name; they report each second."""
+"""Seconds after which a silent process is forgotten if others report under its name; each reports every second."""
 
 ENDED: Final = ("stopped", "failed")
 
@@ -32,7 +32,7 @@ Key = tuple[str, int | None]
 
 
 class ProgramReport(NamedTuple):
-    """The facts of a report, when it came, and the bytes it takes in a status."""
+    """A report's facts, its time, and the bytes it takes in a status."""
 
     time: float
     facts: Mapping[str, Any]
@@ -44,7 +44,7 @@ class ProgramReports:
 
     def __init__(self) -> None:
         self._newest: dict[Key, ProgramReport] = {}
-        """In the order in which they began to report."""
+        """Reports, in the order in which their programs first reported."""
 
     def take(self, name: str, facts: Mapping[str, Any], now: float) -> None:
         """Keep a report that came at ``now``."""
@@ -91,7 +91,7 @@ def _process(facts: Mapping[str, Any]) -> int | None:
 
 
 def _goes_on(report: ProgramReport, now: float) -> bool:
-    """Return whether the process of a report still runs beside another of the same name."""
+    """Return whether a report's process still seems to run, so that another of its name is shown with it."""
     return now - report.time < BESIDE_SECONDS and report.facts.get("state") not in ENDED
 
 

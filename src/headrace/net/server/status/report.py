@@ -1,4 +1,4 @@
-"""The facts of ``/api/status`` and of the link's ``status``: a small answer, however much the hub holds."""
+"""The facts of ``/api/status`` and of the link's ``status``: a small answer, however much the hub stores."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from headrace.net.server.process import Server
 
 CONSUMERS_SHOWN: Final = 64
-"""Most durable consumers to name, those furthest behind first."""
+"""Most durable consumers that are named, those furthest behind first."""
 
 ACCOUNTS_SHOWN: Final = 16
-"""Most clients to name with what they use."""
+"""Most clients that are named with what they use."""
 
 MEASURED: Final = ("second", "minute", "hour")
 """The ``measure/…`` services that are shown."""
 
 MEASURED_BYTES: Final = 16 << 10
-"""Largest such service that is shown; the job's own are a tenth of that."""
+"""Largest such service that is shown; the job itself publishes a tenth of that."""
 
 
 def facts_of(server: Server) -> dict[str, object]:
@@ -93,7 +93,7 @@ def facts_of(server: Server) -> dict[str, object]:
 
 
 def accounts_shown(accounts: Accounts) -> dict[str, object]:
-    """Return the clients that use the most, after those that were refused or made to wait."""
+    """Return the clients that were refused or made to wait most, then those that use most."""
 
     def burden(account: Account) -> tuple[int, int, int]:
         return (
@@ -106,9 +106,9 @@ def accounts_shown(accounts: Accounts) -> dict[str, object]:
 
 
 def measured(services: Services) -> dict[str, object]:
-    """Return what the pipeline's job ``measure`` publishes, by the length of its windows.
+    """Return the services of the pipeline's job ``measure``, by the length of its windows.
 
-    Any publisher may put something else there: what is too long or cannot be encoded is left out.
+    Any publisher may put something else there, so values that are too long or cannot be encoded are left out.
     """
     found = {span: services.get(f"measure/{span}") for span in MEASURED}
     return {

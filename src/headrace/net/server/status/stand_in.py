@@ -1,10 +1,9 @@
-"""Health checks are answered while the disk holds the event loop.
+"""Answers health checks while the disk holds the event loop.
 
-A hub without others makes small appends on its event loop. If one of them is the first thing to hang on a disk that
-was prompt before, the loop waits with it, and nobody could ask the hub why. So, once the loop has been held for
-:data:`HELD_SECONDS` by an append, the thread that watches the loop accepts at the http door in its place: ``/healthz``
-says that the hub is alive, ``/readyz`` and everything else that the disk does not answer. When the loop continues, it
-accepts again.
+A lone hub makes small appends on its event loop. If a disk that was prompt before hangs in one of them, the event loop
+hangs, too, and nobody could ask the hub why. So once an append has held the loop for :data:`HELD_SECONDS`, the thread
+that watches the loop accepts at the http door instead. It answers ``/healthz`` with "alive", and ``/readyz`` and
+everything else with "the disk does not answer". When the loop continues, it accepts again.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ HELD_SECONDS: Final = 1.0
 """Seconds after which the loop counts as held."""
 
 MAX_CONNECTIONS: Final = 64
-"""Connections at a time; others are closed at once."""
+"""Most connections at a time; others are closed at once."""
 
 _REQUEST_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 4096
-"""Most bytes read of a request: only its first line counts, and a proxy's header may stand before it."""
+"""Most bytes read of a request: only the first line matters, and a proxy's header may precede it."""
 _LOOK_SECONDS: Final = 0.05
 _FIRST_LINE: Final = re.compile(rb"(?:GET|HEAD) (/[^ ?]*)[^ ]* HTTP/1\.[01]\r$")
 
@@ -44,7 +43,7 @@ class StandIn:
         self._open = 0
 
     def serve_if(self, appending: Callable[[], bool], held: Callable[[], float]) -> None:
-        """Answer as long as an append has ``held`` the loop for long; for the thread that watches the loop."""
+        """Answer for as long as an append holds the loop; the thread that watches the loop calls this."""
         if held() < HELD_SECONDS or not appending():
             return
         logger.error("the disk has not answered for %.1f s and holds the event loop", held())
@@ -65,7 +64,7 @@ class StandIn:
                 self._open -= 1
                 writer.close()
 
-        # The event loop keeps the socket itself: closing the server closes this copy.
+        # The event loop keeps the socket itself; closing this server closes only a copy.
         copy = self._listening.dup()
         server = await asyncio.start_server(answer, sock=copy, ssl=self._context(), limit=_MOST_BYTES)
         async with server:
