@@ -6,6 +6,7 @@ the end each client has got exactly what was for it, in order, none twice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 from tests.hubprocess import HubProcess
 from tests.system.observing import counter, eventually, status
 from tests.system.test_routing import Client, logged, publish, send
+
+from headrace.spark.runtime import python_workers
 
 SECONDS = 90.0
 """A JVM starts in ten, on a machine that has nothing else to do."""
@@ -43,18 +46,17 @@ class Fleet:
 
     @property
     def workers(self) -> list[psutil.Process]:
-        """The processes that do tasks."""
+        """The processes that do tasks: those that plan are started by Spark's own daemon."""
         everything = psutil.Process(self._process.pid).children(recursive=True)
-        names = {each.pid: " ".join(each.cmdline()) for each in everything if each.status() != "zombie"}
-        daemons = [each for each in everything if "pyspark.daemon" in names.get(each.pid, "")]
-        return [worker for daemon in daemons for worker in daemon.children() if worker.pid in names]
+        return [worker for daemon in everything if _has_workers(daemon) for worker in daemon.children()]
 
     def kill_workers(self) -> None:
         """Kill those who do tasks: Spark starts others, and has their tasks done again."""
         workers = self.workers
         assert workers
         for worker in workers:
-            worker.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
 
     def kill9(self) -> None:
         """Kill all of it."""
@@ -65,6 +67,14 @@ class Fleet:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+
+def _has_workers(process: psutil.Process) -> bool:
+    try:
+        # The JVM's command line has the module, too, among its settings.
+        return process.cmdline()[1:3] == ["-m", python_workers.__name__]
+    except psutil.NoSuchProcess:
+        return False  # Or a zombie.
 
 
 @pytest.mark.slow

@@ -174,6 +174,50 @@ async def test_nor_is_a_message(hub: Hub) -> None:
     requests.close()
 
 
+async def test_a_call_that_a_primary_never_answers_has_an_end_and_lets_the_next_have_its_turn(
+    hub: Hub, there: There
+) -> None:
+    silent = Silent()
+    requests = asking(hub, silent, patience=10.0)
+    told: dict[str, Any] = {}
+
+    def ask(name: str, *rows: Batch) -> None:
+        requests.commit(name, 1, rows, lambda result: told.update({name: result}))
+
+    for name, rows in (("no rows", []), ("rows", staged("rows", 2)), ("waits", staged("waits", 1))):
+        ask(name, *rows)
+    requests.newest("publisher", lambda newest: told.update(newest=newest))
+    assert silent.asked == 2
+    begun = now()
+    requests._heard = begun  # As if it had answered others.
+    requests.tick(begun + 9.0)
+    assert told == {}
+    requests._heard = begun + 30.0
+    requests.tick(begun + 31.0)
+    assert set(told) == {"no rows", "rows"}
+    for error in told.values():
+        assert isinstance(error, UnavailableError)
+        assert str(error) == (
+            "no primary of the cluster has answered for 30 s; whether this was taken is not known"
+        )
+    assert silent.asked == 3
+    # An answer that comes after all is nobody's, and its place is not another's.
+    for request in (1, 2):
+        late = serialize_answer(PrimaryAnswer())
+        requests.acknowledged(silent, Ack(1, request, 0, 0), late, begun + 31.0)
+    assert silent.asked == 3
+    there.requests = requests
+    requests.aim(there, 2, now())
+    async with asyncio.timeout(SECONDS):
+        while len(told) < 4:
+            await asyncio.sleep(0)
+            requests.tick(now())
+            requests.committed(1 << 20)
+    assert told["waits"] == Published(1, 1, op=2)
+    assert told["newest"] is None
+    requests.close()
+
+
 async def commit(requests: PrimaryClient, query: str, rows: list[Batch]) -> Published | HeadraceError:
     told: asyncio.Future[Published | HeadraceError] = asyncio.get_running_loop().create_future()
     requests.commit(query, 1, rows, told.set_result)

@@ -574,6 +574,31 @@ def test_what_is_never_answered_is_refused_though_the_connection_stands(root: Ro
     assert payloads(root.log) == [b"a", b"b", b"c", b"d"]
 
 
+def test_without_patience_a_hub_that_is_there_still_has_time_to_answer(root: Root, front: Front) -> None:
+    hurried = PublishRelay(front.hub, name=lambda: "hurried", patience=0.0, most=1 << 20, now=0.0)
+    front.passing = front.hub.sequencer = hurried
+    hurried.connected()
+    front.submit("a")
+    front.hub.turn(0)
+    (request,) = hurried.due()
+    for now in (0.0, 0.1, 2.9):
+        hurried.tick(now)
+    assert front.told == {}
+    answers = root.take(request)
+    root.turn(0)
+    hurried.answered(request, answers[0])
+    hurried.tick(3.0)
+    hurried.tick(3.8)
+    assert front.told == {}
+    front.follow()
+    assert isinstance(front.told["a"], Batch)
+    hurried.lost(4.0)
+    front.submit("b")
+    front.hub.turn(0)
+    hurried.tick(4.0)
+    assert isinstance(front.told["b"], UnavailableError)
+
+
 def test_who_catches_up_is_waited_for(root: Root, front: Front) -> None:
     """An answer may be far ahead of what this hub has: as long as more comes, it will come, too."""
     for number in range(4):

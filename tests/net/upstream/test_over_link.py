@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from tests.ports import lasting_port
 import headrace
 from headrace import web
 from headrace.client.link.client import LinkClient
+from headrace.client.link.requests import LinkSession
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, RefusedError, StorageError, UnreachableError, UsageError
 from headrace.hub.holds import hold
@@ -34,9 +35,11 @@ from headrace.message import Batch, Message, Run, column_type, envelope_rows
 from headrace.net.server.process import Server
 from headrace.net.upstream.over_link import TubeUpstream
 from headrace.wire.link import requests as ask
+from headrace.wire.link.message import parse
 from headrace.wire.link.plain_rows import published_body
 
 QUIET = ("listen.http=off", "listen.fyrehose=off")
+SOON = "node.upstream_seconds=0.2"
 
 
 @pytest.fixture
@@ -122,6 +125,20 @@ async def stopped(data: Path, *sets: str) -> Server:
     async with running_hub(data, *QUIET, *sets) as server, client(server) as link:
         await link.publish([b"one", b"two", b"three"], topic="t")
     return server
+
+
+@contextmanager
+def silence(above: Server, unheard: Callable[[Any], bool] = lambda head: head["id"] != 0) -> Iterator[None]:
+    """Have an upstream hub's answers come to nobody: all but its hello, or those that ``unheard`` says."""
+    hear = LinkSession.on_message
+
+    def on_message(session: LinkSession, message: Any) -> None:
+        if str(session.tube.peer) != above.doors["tube_tcp"] or not unheard(parse(message).head):
+            hear(session, message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LinkSession, "on_message", on_message)
+        yield
 
 
 class TestBeginning:
@@ -551,6 +568,71 @@ class TestLost:
             sets = (f"access.up.client_id={who}", f"access.up.key={key}", f"node.upstream_client={who}")
             async with frontend(tmp_path / "front", backbone, *sets) as front:
                 await until(lambda: front.problem is None)
+
+
+class TestSilent:
+    """An upstream hub that holds the connection, and does not answer."""
+
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("headrace.hub.publishing.publish_relay.LEAST_SECONDS", 0.1)
+
+    async def test_whatever_it_is_asked_for_has_an_end(self, tmp_path: Path, backbone: Server) -> None:
+        async with frontend(tmp_path / "front", backbone, SOON) as front, client(front) as near:
+            await until(lambda: front.problem is None)
+            stage = await near.stage("query", 1, [b"row"])
+            # It tells its head, as a hub does whose disk hangs.
+            with silence(backbone, lambda head: "ops" not in head):
+                asked = {
+                    "publish": near.publish(b"one"),
+                    "newest": near.ask(lambda n: ask.PublisherRequest(id=n, publisher="p")),
+                    "open": near.ask(lambda n: ask.PublisherRequest(id=n, publisher="p", open="me")),
+                    "commit": near.commit("query", 1, [stage]),
+                    "commit without rows": near.commit("other", 1, []),
+                    "hold": near.hold("mine", 1),
+                    "consumer": anext(aiter(near.consumer("c"))),
+                }
+                async with asyncio.timeout(SECONDS):
+                    told = await asyncio.gather(*asked.values(), return_exceptions=True)
+            for name, error in zip(asked, told, strict=True):
+                assert isinstance(error, RefusedError), (name, error)
+                assert error.code == "unavailable", name
+                url = f"tube://{backbone.doors['tube_tcp']}"
+                assert error.reason.startswith(f"the upstream hub {url} has not answered for 0.6 s"), name
+            assert front.problem is None
+            stage = await near.stage("query", 2, [b"row"])
+            first, last = await near.commit("query", 2, [stage])
+            assert first == last == backbone.hub.log.head
+
+    async def test_one_that_says_nothing_is_lost_and_the_next_host_has_its_turn(
+        self, tmp_path: Path, backbone: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("headrace.net.upstream.over_link._LOOK_SECONDS", 0.01)
+        async with (
+            frontend(tmp_path / "one", backbone) as one,
+            frontend(tmp_path / "two", backbone) as two,
+            running_hub(tmp_path / "front", *QUIET, upstream(one, two), SOON) as front,
+            client(front) as near,
+        ):
+            await until(lambda: upstream_facts(front)["connected"])
+            hubs = {server.doors["tube_tcp"]: server for server in (one, two)}
+            silent = hubs.pop(upstream_facts(front)["peer"])
+            with silence(silent):
+                await until(lambda: upstream_facts(front)["peer"] in hubs)
+                assert await near.publish(b"one") == (1, 1)
+
+    async def test_one_that_says_nothing_at_the_start_is_not_waited_for(
+        self, tmp_path: Path, backbone: Server
+    ) -> None:
+        async with frontend(tmp_path / "front", backbone):
+            pass
+        async with AsyncExitStack() as hubs:
+            with silence(backbone):
+                with pytest.raises(UnreachableError, match=r"it has not answered for 0\.6 s"):
+                    await _fails(tmp_path / "new", upstream(backbone), SOON)
+                front = await hubs.enter_async_context(frontend(tmp_path / "front", backbone, SOON))
+                await until(lambda: "has not answered for 0.6 s" in str(front.problem))
+            await until(lambda: front.problem is None)
 
 
 class TestPass:

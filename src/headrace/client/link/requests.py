@@ -56,9 +56,9 @@ class Inbox:
             self._end = message
         self._arrived.set()
 
-    def lose(self) -> None:
-        """Note that the tube is lost."""
-        self._end = LostTubeError()
+    def lose(self, why: Exception | None = None) -> None:
+        """Note that the tube is lost, or why nothing more is expected of it."""
+        self._end = LostTubeError() if why is None else why
         self._arrived.set()
 
     async def get(self) -> LinkMessage | None:

@@ -6,8 +6,9 @@ primary changes or the connection is lost, every unanswered request is sent agai
 primary, it answers its own requests.
 
 Commits and questions about a publisher's newest number are **calls**: they are retried until a primary answers, for at
-most ``patience`` seconds after one last did. The rows of a commit are sent before it, request by request. The primary
-keeps the rows of one commit per node, so the next call waits until the commit itself is sent.
+most ``patience`` seconds after one last did. One that a connected primary leaves unanswered ends as a publish does,
+after the same silence. The rows of a commit are sent before it, request by request. The primary keeps the rows of one
+commit per node, so the next call waits until the commit itself is sent.
 
 Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PrimaryClient.schedule` asks for a later
 :meth:`~PrimaryClient.tick`.
@@ -36,7 +37,7 @@ from headrace.hub.publishing.primary_requests import (
     request_for,
     serialize_request,
 )
-from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
+from headrace.hub.publishing.publish_relay import UNKNOWN, PublishRelay, RelayRequest, silence_after
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Opening, WhenNewest, WhenOpened, WhenPublished
 from headrace.message import Batch
@@ -76,6 +77,10 @@ class _Call:
     reply: _WhenEnded
     begun: float
     ready_at: float
+    silence: float
+    """For how many seconds the primary may leave a request unanswered."""
+    asked: float = 0.0
+    """When the newest request was sent."""
 
 
 class PrimaryClient(PublishRelay):
@@ -134,7 +139,9 @@ class PrimaryClient(PublishRelay):
             result = answer.published if isinstance(answer, PrimaryAnswer) else answer
             self._after(result, RelayRequest([], reply, True))
 
-        self._call(partial(_commit_requests, query, batch, rows, terms), ended)
+        self._call(
+            partial(_commit_requests, query, batch, rows, terms), ended, silence_after(rows, self._patience)
+        )
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Find out a publisher's highest number."""
@@ -195,6 +202,9 @@ class PrimaryClient(PublishRelay):
             call.reply(
                 UnavailableError(f"the cluster has had no primary for {self._patience:g} s: try again")
             )
+        for call in [call for call in self._asking() if now - call.asked >= call.silence]:
+            self._forget(call)
+            call.reply(UnavailableError(f"{self.unreachable} for {round(call.silence, 1):g} s; {UNKNOWN}"))
         if self._retry is not None and now >= self._retry[2]:
             (stream, view, _), self._retry = self._retry, None
             if self._stream is None and not self._here and stream.admitted:
@@ -259,9 +269,22 @@ class PrimaryClient(PublishRelay):
 
     # Calls
 
-    def _call(self, make: _Make, reply: _WhenEnded) -> None:
-        self._calls.append(_Call(make, make(), reply, self._now, self._now))
+    def _call(self, make: _Make, reply: _WhenEnded, silence: float | None = None) -> None:
+        silence = self.silence if silence is None else silence
+        self._calls.append(_Call(make, make(), reply, self._now, self._now, silence))
         self._advance()
+
+    def _asking(self) -> Iterator[_Call]:
+        """Yield the calls that wait for an answer."""
+        yield from self._sent_calls
+        if self._calling is not None and self._blocked:
+            yield self._calling
+
+    def _forget(self, call: _Call) -> None:
+        """Await no answer to a call any more, and let the next one have its turn."""
+        self._sent_calls.discard(call)
+        if call is self._calling:
+            self._calling, self._blocked = None, False
 
     def _advance(self) -> None:
         """Send the requests of calls, one call after the other, until an answer must be awaited."""
@@ -279,6 +302,7 @@ class PrimaryClient(PublishRelay):
                     self._calling = call
                     self._calls.remove(call)
                 request, body = next(call.left)
+                call.asked = self._now
                 if request.kind == "stage":
                     self._blocked = True
                 else:
@@ -289,6 +313,8 @@ class PrimaryClient(PublishRelay):
             self._advancing = False
 
     def _call_answered(self, call: _Call, request: PrimaryRequest, answer: PrimaryAnswer | None) -> None:
+        if call is not self._calling and call not in self._sent_calls:
+            return  # It was given up.
         staged = request.kind == "stage"
         if staged:
             self._blocked = False

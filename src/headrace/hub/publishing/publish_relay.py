@@ -14,8 +14,9 @@ that is short of room refuses messages and still takes entries, those right behi
 
 Bounds: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience`` seconds;
 then everything is refused until there is one again. Only an answer restarts that wait, not a mere connection. With one,
-requests are refused when the oldest has had no answer for :data:`SILENCES` times as long, and an answer that waits for
-the log here is given up when the log has not grown for ``patience`` seconds. So every publish ends.
+requests are refused when the oldest has had no answer for :attr:`~RelayBacklog.silence` seconds, and an answer that
+waits for the log here is given up when the log has not grown for ``patience`` seconds. So every publish ends. What
+drivers ask for themselves (commits, names of publishers) they give up after the same silence.
 
 Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PublishRelay.wake` calls the driver.
 """
@@ -64,6 +65,12 @@ _ROW_COST: Final = 64
 
 SILENCES: Final = 3
 """How many times ``patience`` a connected hub may take for an answer: it may have such patience itself."""
+
+LEAST_SECONDS: Final = 1.0
+"""A connected hub has at least as much patience: with none, publishers would be refused before an answer can come."""
+
+_SLOWEST: Final = 4 << 20
+"""Bytes of a commit that the slowest of hubs takes in a second: it may pass them on to another one itself."""
 
 UNKNOWN: Final = "whether this was taken is not known"
 
@@ -142,6 +149,9 @@ class RelayBacklog:
         """Asks the driver to send what is due."""
         self._hub = hub
         self._patience = patience
+        self._patience_connected = max(patience, LEAST_SECONDS)
+        self.silence = silence_of(patience)
+        """For how many seconds a connected hub may give no answer to a request."""
         self._most = most
         self.size = 0
         """Bytes that wait or are under way."""
@@ -185,7 +195,8 @@ class PublishRelay(RelayBacklog):
         self.longest: int | None = None
         """The longest message that the upstream hub takes, once known."""
         self._numbers, self._numbers_of_entries = OwnNumbers(name), OwnNumbers(name)
-        self._unreachable = unreachable
+        self.unreachable = unreachable
+        """What to say when no answer comes, without the time."""
         self._waiting: deque[RelayRequest] = deque()
         self._sent: dict[RelayRequest, None] = {}
         self._under_way = 0
@@ -355,12 +366,12 @@ class PublishRelay(RelayBacklog):
         if self._failure is not None:
             self.refuse(self._failure)
         elif self._is_away(now):
-            reason = f"{self._unreachable} for {self._patience:g} s"
+            reason = f"{self.unreachable} for {self._patience:g} s"
             self.refuse(f"{reason}: nothing more is taken until it does")
         elif self._is_silent(now):
-            self.refuse(f"{self._unreachable} for {SILENCES * self._patience:g} s")
+            self.refuse(f"{self.unreachable} for {self.silence:g} s")
         elif stuck:
-            self._give_up(f"nothing has come back for {self._patience:g} s")
+            self._give_up(f"nothing has come back for {self._patience_connected:g} s")
 
     def _is_away(self, now: float) -> bool:
         """Whether the other hub has been away for too long."""
@@ -370,12 +381,12 @@ class PublishRelay(RelayBacklog):
         """Whether the other hub has not answered a request for too long, though it is connected."""
         oldest = next(iter(self._sent), None)
         awaited = self._connected and oldest is not None
-        return self._no_answer.seconds(now, oldest, awaited=awaited) >= SILENCES * self._patience
+        return self._no_answer.seconds(now, oldest, awaited=awaited) >= self.silence
 
     def _is_stuck(self, now: float) -> bool:
         """Whether answers wait for a log that has not grown for too long."""
         progress, awaited = self._hub.log.head_op, bool(self._settling)
-        return self._no_return.seconds(now, progress, awaited=awaited) >= self._patience
+        return self._no_return.seconds(now, progress, awaited=awaited) >= self._patience_connected
 
     def fail(self, reason: str) -> None:
         """Refuse everything from now on."""
@@ -496,6 +507,20 @@ class PublishRelay(RelayBacklog):
             self._release(request.size)
             outcome = UNKNOWN if request.sent else "what is published here is refused"
             request.reply(UnavailableError(f"{reason}; {outcome}"))
+
+
+def silence_of(patience: float) -> float:
+    """Return for how many seconds a connected hub may give no answer to a request.
+
+    >>> silence_of(10.0), silence_of(0.0)
+    (30.0, 3.0)
+    """
+    return SILENCES * max(patience, LEAST_SECONDS)
+
+
+def silence_after(rows: Sequence[Batch], patience: float) -> float:
+    """Return for how many seconds it may give no answer to a commit of these rows."""
+    return silence_of(patience) + sum(batch.size for batch in rows) / _SLOWEST
 
 
 def _joined(pieces: int, reply: WhenPublished) -> WhenPublished:

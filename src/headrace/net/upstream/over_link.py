@@ -2,7 +2,11 @@
 
 One tube at a time. On each new one the two logs are compared (:mod:`~headrace.net.upstream.log_alignment`); then this
 hub copies the other log from its own tail on, messages and entries as they come, and sends the requests that are due of
-:class:`~headrace.hub.publishing.publish_relay.PublishRelay`. That and the hub decide; this module moves the bytes.
+:class:`~headrace.hub.publishing.publish_relay.PublishRelay`; others are :mod:`~headrace.net.upstream.calls`. The relay
+and the hub decide; this module moves the bytes.
+
+The upstream hub is asked for its head every second. One that holds the connection and gives no answer counts as lost,
+at the beginning too, so that the next of several hosts has its turn.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from secrets import token_hex
 from time import time
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -29,27 +32,32 @@ from headrace.errors import (
     HeadraceError,
     LimitError,
     PeerError,
-    RefusedError,
     StorageError,
     TrimmedError,
-    UnavailableError,
     UnexpectedError,
     UnreachableError,
     UsageError,
 )
 from headrace.hub.publishing.passed import pack_passed
-from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest
+from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest, silence_of
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.sequence import Hub
-from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenNewest, WhenOpened, WhenPublished
+from headrace.hub.sequencer import Published
 from headrace.log import Log
 from headrace.log.snapshots.start_after import begin, begin_anew, is_log, note_copy
 from headrace.message import Batch, merge
 from headrace.net.server.accepting.tls import HubTls
 from headrace.net.server.machine.log_disk import LogDisk
 from headrace.net.upstream.aside_disk import AsideDisk
+from headrace.net.upstream.calls import UpstreamCalls, published_of
 from headrace.net.upstream.frontend import START_SECONDS, UpstreamStatus, first_contact
-from headrace.net.upstream.log_alignment import CREDIT, call, fetch_snapshot, meet, received_operations
+from headrace.net.upstream.log_alignment import (
+    CREDIT,
+    fetch_snapshot,
+    head_of,
+    meet,
+    received_operations,
+)
 from headrace.net.upstream.outbox_disk import OutboxDisk, has_outbox
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PUBLISHED, Buffer, LinkMessage, body_of
@@ -60,14 +68,11 @@ MAX_WAITING: Final = 64 << 20
 """Bytes on their way upstream before publishers have to wait."""
 
 _ATTEMPT_SECONDS: Final = 5.0
-_AGAIN_SECONDS: Final = 0.05
-"""Seconds until a request that was lost with its tube, or whose stages were, is tried again."""
 _DISK_SECONDS: Final = 0.25
 """Seconds until an append that the disk refused is tried again."""
 _CROWDED_SECONDS: Final = 0.005
 _LOOK_SECONDS: Final = 1.0
 """Seconds between questions for the upstream hub's head."""
-_STAGE_BYTES: Final = 4 << 20
 
 
 class TubeUpstream:
@@ -77,6 +82,8 @@ class TubeUpstream:
         self.problem: str | None = "the upstream hub was not reached yet"
         self._settings = settings
         self._urls = settings.node.upstream
+        self._silence = silence_of(settings.node.upstream_seconds)
+        """For how many seconds it may say nothing while it is connected."""
         hosts = [Address.parse(url.partition("://")[2]) for url in self._urls]
         tls = HubTls(settings).dials_url(self._urls[0])
         self._dialer = LinkDialer(hosts, f"frontend {settings.node.name}", self._sign(), tls=tls)
@@ -92,9 +99,8 @@ class TubeUpstream:
         """The tube for requests: the logs were compared on it."""
         self._spare: LinkSession | None = None
         """The tube that was opened at the start, until :meth:`run` takes it."""
-        self._connected = asyncio.Event()
+        self._calls = UpstreamCalls(",".join(self._urls), settings.node.upstream_seconds)
         self._head = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # Called by the server
 
@@ -107,10 +113,12 @@ class TubeUpstream:
         log = self._open(directory)
         try:
             self._spare = await dial_hosts(self._plan, self._dialer.dial, _ATTEMPT_SECONDS)
-            goes_on = await meet(self._spare, log)
+            goes_on = await meet(self._spare, log, self._silence)
         except (UnreachableError, LostTubeError) as error:
             logger.warning("starting with what is here, up to message %d: %s", log.tail, error or "lost")
-            self._spare = None
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                spare.tube.abort()
             return log
         except BaseException:
             log.close()
@@ -137,10 +145,11 @@ class TubeUpstream:
                 most=MAX_WAITING,
                 now=asyncio.get_running_loop().time(),
             )
+        self._passing.unreachable = self._calls.unreachable
         self._passing.wake = self._send_due
-        self._passing.send_commit = self._commit
-        self._passing.ask_newest = self._ask_newest
-        self._passing.ask_to_open = self._ask_to_open
+        self._passing.send_commit = self._calls.commit
+        self._passing.ask_newest = self._calls.newest
+        self._passing.ask_to_open = self._calls.open
         hub.sequencer = self._passing
 
     async def run(self) -> None:
@@ -154,6 +163,10 @@ class TubeUpstream:
                     if session is None or session.lost:
                         session = await redial(self._plan, self._dialer.dial)
                     await self._follow_on(session)
+                except UnreachableError as error:
+                    # It took the connection and says nothing: the next host may.
+                    self._plan.failed(error)
+                    self._plan.failures += 1
                 except (PeerError, StorageError) as error:
                     if isinstance(error, TrimmedError):
                         raise UsageError(
@@ -190,13 +203,12 @@ class TubeUpstream:
 
     async def flush(self) -> None:
         """Wait until nothing is under way."""
-        while self._passing.unfinished or self._tasks:  # noqa: ASYNC110 -- at the end of a hub's life
+        while self._passing.unfinished or self._calls.unfinished:  # noqa: ASYNC110 -- at the end of a hub's life
             await asyncio.sleep(_CROWDED_SECONDS)
 
     async def close(self) -> None:
         """End the connection."""
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._calls.cancel()
         for session in (self._session, self._spare):
             if session is not None:
                 await session.tube.close()
@@ -223,7 +235,7 @@ class TubeUpstream:
     async def _follow_on(self, session: LinkSession) -> None:
         try:
             log = self._hub.log
-            if not await meet(session, log):
+            if not await meet(session, log, self._silence):
                 raise TrimmedError(log.tail + 1, log.tail + 1, log.tail + 2)
             # Only after the comparison: an original that was started with the wrong option must stay one.
             note_copy(log.directory, self._describe(log.uuid))
@@ -234,10 +246,10 @@ class TubeUpstream:
             self._session, self.problem, self._away_since = session, None, None
             longest = session.hub.get("message_bytes")
             self._passing.longest = longest if type(longest) is int else None
-            self._connected.set()
+            self._calls.connected(session)
             logger.info("following %s from message %d", session.tube.peer, log.tail + 1)
             self._passing.connected()
-            looking = asyncio.ensure_future(self._look(session))
+            looking = asyncio.ensure_future(self._look(session, inbox))
             try:
                 await self._follow(inbox)
             finally:
@@ -277,14 +289,23 @@ class TubeUpstream:
         self._head = max(self._head, self._hub.log.tail)
         return True
 
-    async def _look(self, session: LinkSession) -> None:
-        """Ask regularly for the upstream hub's head."""
+    async def _look(self, session: LinkSession, inbox: Inbox) -> None:
+        """Ask regularly for the upstream hub's head; one that no longer tells it is lost."""
+        log = self._hub.log
         while True:
+            before = log.tail_op
             try:
-                head = (await call(session, lambda n: ask.HeadRequest(id=n))).head.get("head")
-            except (LostTubeError, HeadraceError):
+                head = (await head_of(session, self._silence)).head.get("head")
+                self._head = head if type(head) is int else self._head
+            except LostTubeError:
                 return
-            self._head = head if type(head) is int else self._head
+            except UnreachableError as error:
+                # On a slow line the answer is behind what comes of the log.
+                if log.tail_op == before:
+                    inbox.lose(error)
+                    return
+            except HeadraceError:
+                pass  # A hub that does not know its head for now is there.
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _lose(self, why: str) -> None:
@@ -292,8 +313,8 @@ class TubeUpstream:
             logger.warning("the upstream hub is lost: %s", why)
         self._session = None
         self._away_since = time() if self._away_since is None else self._away_since
-        self._connected.clear()
         self.problem = f"the upstream hub is lost: {why}"
+        self._calls.lost(self.problem)
         self._passing.lost(asyncio.get_running_loop().time())
 
     def _sign(self) -> Sign | None:
@@ -314,7 +335,7 @@ class TubeUpstream:
         if self._spare is None:
             raise UnreachableError(",".join(self._urls), "the connection was lost at once")
         try:
-            snapshot = await fetch_snapshot(self._spare)
+            snapshot = await fetch_snapshot(self._spare, self._silence)
         except LostTubeError:
             raise UnreachableError(",".join(self._urls), "the connection was lost at once") from None
         how(directory, snapshot, sync=self._settings.log.fsync != "never")
@@ -350,7 +371,7 @@ class TubeUpstream:
             return  # Lost with its tube: it is sent again over the next one.
         try:
             check(done.result())
-            result: Published | HeadraceError = _published(done.result())
+            result: Published | HeadraceError = published_of(done.result())
         except LostTubeError:
             # It is stopping: unanswered requests go to the next tube.
             session.tube.abort()
@@ -358,95 +379,6 @@ class TubeUpstream:
         except HeadraceError as error:
             result = error
         self._passing.answered(request, result)
-
-    def _commit(
-        self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
-    ) -> None:
-        async def work(session: LinkSession) -> Published:
-            name, number = token_hex(8), 0
-            origin = rows[0].origin if rows else "spark"
-            for each in rows:
-                table = each.to_arrow().select(PUBLISHED.names)
-                at, step = 0, max(1, table.num_rows * _STAGE_BYTES // max(table.nbytes, 1))
-                while at < table.num_rows:
-                    body = body_of(table.slice(at, step))
-                    await call(session, partial(_staged, query, batch, name, number), body)
-                    at, number = at + step, number + 1
-            answer = await call(
-                session,
-                lambda n: ask.CommitRequest(
-                    id=n,
-                    query=query,
-                    batch=batch,
-                    stages=[name] if number else [],
-                    origin=origin,
-                    token=terms.token,
-                    client=terms.client,
-                ),
-            )
-            return _published(answer)
-
-        self._attempt(work, reply)
-
-    def _ask_newest(self, publisher: str, reply: WhenNewest) -> None:
-        async def work(session: LinkSession) -> int | None:
-            answer = await call(session, lambda n: ask.PublisherRequest(id=n, publisher=publisher))
-            newest: int | None = answer.head.get("newest")
-            return newest
-
-        self._attempt(work, reply)
-
-    def _ask_to_open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
-        async def work(session: LinkSession) -> Opened:
-            holder, client, by = opening
-            answer = await call(
-                session,
-                lambda n: ask.PublisherRequest(
-                    id=n, publisher=publisher, open=holder, client=client, by=by[: ask.MAX_NAME]
-                ),
-            )
-            epoch = answer.head.get("epoch")
-            if type(epoch) is not int:
-                raise UnexpectedError("link", "epoch", epoch, "the epoch of the name that was opened")
-            return Opened(epoch, answer.head.get("newest"))
-
-        self._attempt(work, reply)
-
-    def _attempt(self, work: Any, reply: Any) -> None:
-        """Try work that may be repeated on one tube after the other; pass its outcome to ``reply``."""
-
-        async def trying() -> Any:
-            deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
-            while True:
-                try:
-                    async with asyncio.timeout_at(deadline if self._session is None else None):
-                        await self._connected.wait()
-                    if self._session is not None:
-                        return await work(self._session)
-                except TimeoutError:
-                    # It may have come back in this very moment.
-                    return UnavailableError(f"{self.problem or 'the upstream hub was away'}: try again later")
-                except LostTubeError:
-                    await asyncio.sleep(_AGAIN_SECONDS)
-                    deadline = asyncio.get_running_loop().time() + self._settings.node.upstream_seconds
-                except RefusedError as error:
-                    if error.code != "missing":
-                        return error
-                    # The stages are gone with the hub that had them: stage them again.
-                    await asyncio.sleep(_AGAIN_SECONDS)
-                except HeadraceError as error:
-                    return error
-
-        async def attempt() -> None:
-            reply(await trying())
-
-        task = asyncio.ensure_future(attempt())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _staged(query: str, batch: int, stage: str, number: int, request_id: int) -> ask.StageRequest:
-    return ask.StageRequest(id=request_id, query=query, batch=batch, stage=stage, number=number)
 
 
 def _asked(request: RelayRequest, request_id: int) -> ask.PassRequest | ask.PublishRequest:
@@ -477,12 +409,3 @@ def _body(request: RelayRequest, uuid: UUID) -> Buffer:
     if len(body) > MAX_MESSAGE - MAX_HEAD:
         raise LimitError("link", "rows passed on", len(body), MAX_MESSAGE - MAX_HEAD)
     return body
-
-
-def _published(message: LinkMessage) -> Published:
-    head = message.head
-    first, last, repeated, op = (head.get(name) for name in ("first", "last", "repeated", "op"))
-    for name, place in (("first", first), ("last", last), ("op", op)):
-        if place is not None and type(place) is not int:
-            raise UnexpectedError("link", name, place, "a whole number or nothing")
-    return Published(first, last, int(repeated or 0), op, kept=head.get("kept") is True)
