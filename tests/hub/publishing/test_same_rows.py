@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import HeadraceError, RefusedError
 from headrace.hub.publishing.idempotent import IdempotentPublishing
-from headrace.hub.publishing.publish_relay import PublishRelay
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers, Span
+from headrace.hub.publishing.relaying.publishes import PublishRelay
 from headrace.hub.publishing.same_rows import Comparisons, Difference, WhenCompared, check_same
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Claim, Opening, Published

@@ -26,9 +26,9 @@ from headrace.cluster.effects import Status
 from headrace.cluster.history import History
 from headrace.errors import HeadraceError, StorageError
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.publishing.primary_client import PrimaryClient
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
 from headrace.hub.publishing.query_marks import Queries
+from headrace.hub.publishing.relaying.primary_client import PrimaryClient
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log, watermark

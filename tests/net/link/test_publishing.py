@@ -10,8 +10,8 @@ from tests.net.linkpeer import LinkPeer, link_peer, rows
 from tests.net.raw import until
 
 from headrace.errors import FullError
-from headrace.hub.publishing.passed import pack_passed
 from headrace.hub.publishing.query_marks import mark
+from headrace.hub.publishing.relaying.passed import pack_passed
 from headrace.hub.sequencer import Commit
 from headrace.net.link import connection
 from headrace.net.server.process import Server

@@ -25,7 +25,7 @@ from headrace.client.link.requests import LinkSession
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, RefusedError, StorageError, UnreachableError, UsageError
 from headrace.hub.holds import hold
-from headrace.hub.publishing.passed import pack_passed
+from headrace.hub.publishing.relaying.passed import pack_passed
 from headrace.hub.sequence import Hub
 from headrace.hub.state import entry
 from headrace.log import Log, frame
@@ -575,7 +575,7 @@ class TestSilent:
 
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("headrace.hub.publishing.publish_relay.LEAST_SECONDS", 0.1)
+        monkeypatch.setattr("headrace.hub.publishing.relaying.backlog.LEAST_SECONDS", 0.1)
 
     async def test_whatever_it_is_asked_for_has_an_end(self, tmp_path: Path, backbone: Server) -> None:
         async with frontend(tmp_path / "front", backbone, SOON) as front, client(front) as near:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from headrace.client.link.client import LinkClient
 from headrace.errors import LimitError
-from headrace.hub.publishing.passed import pack_passed
+from headrace.hub.publishing.relaying.passed import pack_passed
 from headrace.message import Batch, envelope_rows
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import MAX_HEAD, MAX_MESSAGE, PUBLISHED, Buffer, body_of

@@ -1,11 +1,11 @@
-"""What a commit covers: how many rows, and a digest of them that no order or cut changes.
+"""The cover of a commit: the number of its rows, and a digest that does not depend on their order or parts.
 
-A query that runs a batch again stages its rows anew, perhaps in other parts and another order. If they are the same
-rows, the cover is the same; after a checkpoint was put back, say, they are others, and so is the cover. Each row has a
-hash of its payload, topic, attributes and numbers, and the digest is the sum of those. It finds mistakes; it is no
-proof against somebody who looks for another set of rows with the same sum.
+A query that runs a batch again stages its rows again, perhaps in other parts and another order. The same rows have the
+same cover; other rows, for example after an older checkpoint was restored, have another. Each row is hashed by its
+payload, topic, attributes and numbers, and the digest is the sum of the hashes. It detects mistakes, but not an
+attacker who looks for other rows with the same sum.
 
-All of it is done for many rows at once, eight bytes at a time: some hundred megabytes a second, in a thread.
+The hashes of many rows are computed at once, eight bytes at a time: some hundred megabytes a second, in a thread.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _ODD: Final = tuple(
 _HALF: Final = np.uint64(32)
 _WORD: Final = 8
 _BITS: Final = 1 << 62
-"""A digest is a number that every wire of ours carries."""
+"""Bits of a digest: few enough for every protocol that carries it."""
 _MASKS: Final = np.array(
     [0xFFFFFFFFFFFFFFFF, *((1 << 8 * count) - 1 for count in range(1, _WORD))], np.uint64
 )
-"""What to keep of a row's last word, by the row's length modulo 8."""
+"""Masks for a row's last word, by the row's length modulo 8."""
 
 
 class Cover(NamedTuple):
-    """How many rows, and their digest."""
+    """A number of rows, and their digest."""
 
     rows: int
     digest: int
 
     @classmethod
     def total(cls, covers: Iterable[Cover]) -> Cover:
-        """Sum up several."""
+        """Return the cover of all rows of several covers."""
         rows = digest = 0
         for each in covers:
             rows += each.rows
@@ -51,12 +51,12 @@ class Cover(NamedTuple):
 
 
 def cover_of(batches: Iterable[Batch]) -> Cover:
-    """Sum up rows."""
+    """Return the cover of the rows of some batches."""
     return Cover.total(Cover(len(batch), int(_rows(batch).sum(dtype=np.uint64))) for batch in batches)
 
 
 def _rows(batch: Batch) -> _Hashes:
-    """The hash of each row."""
+    """Return the hash of each row."""
     hashes = _mixed(_items(batch.run.data, batch.run.offsets), 0)
     columns = batch.columns
     names = [] if columns is None else columns.schema.names
@@ -69,13 +69,13 @@ def _rows(batch: Batch) -> _Hashes:
         hashes += _mixed(one, 1)
     for place, name in enumerate(("attributes", "numbers"), 2):
         if columns is not None and name in names:
-            # Nothing for an empty map: rows may come without the column.
+            # An empty map adds nothing, since rows may come without the column.
             hashes += _maps(columns.column(name)) * _ODD[place]
     return _mixed(hashes, 0)
 
 
 def _maps(column: pa.MapArray) -> _Hashes:
-    """The hash of each map: the sum of those of its entries; nothing for an empty one."""
+    """Return the hash of each map, which is the sum of its entries' hashes; 0 for an empty map."""
     offsets = offsets_of(column).astype(np.int64)
     begin, end = int(offsets[0]), int(offsets[-1])
     keys = column.keys.slice(begin, end - begin)
@@ -89,17 +89,17 @@ def _maps(column: pa.MapArray) -> _Hashes:
 
 
 def _items(data: Bytes, offsets: Offsets) -> _Hashes:
-    """The hash of each text or payload."""
+    """Return the hash of each text or payload."""
     begin, end = int(offsets[0]), int(offsets[-1])
     lengths = np.diff(offsets)
     counts = (lengths + (_WORD - 1)) // _WORD
-    # Zeros behind the last one, so that its last word can be read whole.
+    # Zeros after the last one, so that its last word can be read whole.
     content = np.zeros(end - begin + _WORD, np.uint8)
     content[: end - begin] = data[begin:end]
     every = np.ndarray(end - begin + 1, "<u8", content, strides=(1,))
     ends = np.cumsum(counts, dtype=np.int32)
     count = int(ends[-1]) if len(ends) else 0
-    # Which word of its row each is, and where it begins.
+    # The index of each word in its row, and the word's beginning.
     within = np.arange(count, dtype=np.int32)
     places = within * np.int32(_WORD)
     within -= np.repeat(ends - counts, counts)
@@ -114,7 +114,7 @@ def _items(data: Bytes, offsets: Offsets) -> _Hashes:
 
 
 def _sums(values: _Hashes, counts: npt.NDArray[np.signedinteger]) -> _Hashes:
-    """The sum of the first ``counts[0]`` values, of the next ``counts[1]``, and so on."""
+    """Return the sum of the first ``counts[0]`` values, of the next ``counts[1]``, and so on."""
     sums = np.zeros(len(counts), np.uint64)
     some = counts > 0
     if some.any():
@@ -123,7 +123,7 @@ def _sums(values: _Hashes, counts: npt.NDArray[np.signedinteger]) -> _Hashes:
 
 
 def _mixed(values: _Hashes, how: int) -> _Hashes:
-    """Spread every bit over all; ``how`` keeps parts of a row apart."""
+    """Let every bit affect all others; ``how`` makes the parts of a row differ."""
     mixed = values + _ODD[how]
     mixed *= _ODD[(how + 1) % len(_ODD)]
     mixed ^= mixed >> _HALF

@@ -5,25 +5,25 @@ committed. The number tells the cases apart:
 
 - the log has the same rows under these numbers: the answer is their place;
 - they are appended but not yet committed: the repeat waits for the commit and is judged again;
-- they, or some of them, are new: those are appended;
-- the log has other rows under these numbers, or none though it has higher ones: a conflict, which is refused;
-- whether the log has them is forgotten: refused as unknown. Nothing is acknowledged that is not there, and nothing is
-  appended that may be.
+- some or all of them are new: those are appended;
+- the log has other rows under these numbers, or has only higher numbers: this is a conflict, and refused;
+- the hub no longer knows whether the log has them: this is refused as unknown. So nothing is acknowledged that is not
+  in the log, and nothing is appended that may be there already.
 
-Requests of one publisher are taken in order: if one waits, so do the next. One that may be a repeat waits until it is
-compared with the log (:mod:`~headrace.hub.publishing.same_rows`). A publisher that does not await each answer
-marks each request as one that ``follows`` the one before. If that one fails, those after it are refused as well: the
-gap they would leave could not be filled, since lower numbers are refused.
+Requests of one publisher are taken in order: if one waits, later ones wait, too. A request that may be a repeat waits
+until it has been compared with the log (:mod:`~headrace.hub.publishing.same_rows`). A publisher that does not await
+each answer marks each request as one that ``follows`` the previous one. If a request fails, those that follow it are
+refused as well: they would leave a gap that cannot be filled, since lower numbers are refused.
 
-A name that is opened has an epoch (:mod:`~headrace.hub.publishing.publisher_numbers`), and is published under in that
-epoch only. While an opening is under way, its publisher's requests wait: the next holder must find all that the one
-before has in the log.
+A name that was opened has an epoch (:mod:`~headrace.hub.publishing.publisher_numbers`), and only the holder of that
+epoch may publish under it. While a name is being opened, its publisher's requests wait, so that the new holder finds
+in the log everything that the previous one has published.
 
 What a frontend relays is published once in the same way. Its rows keep their own numbers, so a **mark** is appended
-right after them, in the same append: a log entry with the frontend as its publisher, and a number. It stands after the
-last message of the request, which tells the place of all of them.
+right after them, in the same append: a log entry with a number, and with the frontend as its publisher. The mark stands
+after the last message of the request, so its place tells the place of all of them.
 
-If another hub numbers messages, that hub decides: only it knows what is under way.
+If another hub numbers messages, that hub decides: only it knows what is being appended.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Open(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """What a comparison with the log has found."""
+    """The result of a comparison with the log."""
 
     request: _Publish
     places: list[Span]
@@ -80,7 +80,7 @@ class _Compared(NamedTuple):
 
 
 class _Line:
-    """One publisher's batches: those appended but not committed, and those that wait."""
+    """One publisher's batches that are appended but not committed, and its requests that wait."""
 
     __slots__ = ("compared", "comparing", "opening", "under_way", "waiting")
 
@@ -91,12 +91,12 @@ class _Line:
         self.opening = False
         """Whether the name is being opened."""
         self.comparing = False
-        """Whether the first that waits is being compared with the log."""
+        """Whether the first waiting request is being compared with the log."""
         self.compared: _Compared | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether it can be forgotten."""
+        """Whether the line can be forgotten."""
         return not (self.under_way or self.waiting or self.opening or self.comparing)
 
 
@@ -105,7 +105,7 @@ class IdempotentPublishing:
 
     def __init__(self, hub: Hub, publishers: PublisherNumbers, elsewhere: Elsewhere | None = None) -> None:
         self.appending: Callable[[str], None] = lambda _: None
-        """Called with a publisher's name before rows of it are appended: some wait, and are overtaken by others."""
+        """Called with a publisher's name before its rows are appended, which may be long after they were published."""
         self._hub = hub
         self._publishers = publishers
         self._comparisons = Comparisons(hub.log, elsewhere)
@@ -120,7 +120,7 @@ class IdempotentPublishing:
             reply(self._publishers.newest(publisher))
 
     def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
-        """Open a name: ``reply`` gets its epoch, in which alone it is published under from now on."""
+        """Open a name: ``reply`` gets its new epoch; from now on only its holder may publish under the name."""
         if self._hub.sequencer is not None:
             self._hub.sequencer.open(publisher, opening, reply)
             return
@@ -137,7 +137,7 @@ class IdempotentPublishing:
     ) -> None:
         """Append a batch unless it is in the log already; ``reply`` may be called at once.
 
-        ``preceding`` are batches to append right before this one, together or not at all.
+        The ``preceding`` batches are appended right before this one, together with it or not at all.
         """
         if batch.number is None or not batch.publisher:
             self._hub.submit(batch, lambda result: reply(_outcome(result)))
@@ -158,8 +158,8 @@ class IdempotentPublishing:
     ) -> None:
         """Append what a frontend relays, with its mark, unless the log has it.
 
-        ``reply`` gets the place of the messages; if there are none, ``last`` is the message that the entries stand
-        after, and ``first`` the number after it.
+        ``reply`` gets the place of the messages. Without messages, ``last`` is the message before the entries, and
+        ``first`` the number after it.
         """
         count = sum(len(batch) for batch in batches if not batch.is_entries)
 
@@ -181,7 +181,7 @@ class IdempotentPublishing:
 
     def _go_on(self, publisher: str, line: _Line) -> None:
         while self._hub.sequencer is not None and line.waiting:
-            # Another hub numbers messages now: it decides about what waited here.
+            # Another hub numbers messages now, so it decides about the requests that waited here.
             waiting = line.waiting.popleft()
             if isinstance(waiting, _Open):
                 self._hub.sequencer.open(publisher, *waiting)
@@ -237,7 +237,7 @@ class IdempotentPublishing:
         return True
 
     def _is_compared(self, publisher: str, line: _Line, request: _Publish, places: list[Span]) -> bool:
-        """Whether it is known if the log has the same rows at these places; if not, find out."""
+        """Return whether a request has been compared with these places of the log; if not, start the comparison."""
         compared = line.compared
         if compared is not None and compared.request is request and compared.places == places:
             return True
@@ -255,7 +255,7 @@ class IdempotentPublishing:
         return not line.comparing
 
     def _refusal(self, publisher: str, claim: Claim) -> RefusedError | None:
-        """Why somebody may not publish under a name, unless it is theirs."""
+        """Return why somebody may not publish under a name, or ``None`` if they may."""
         holder = self._publishers.holder(publisher)
         if claim.epoch != (holder.epoch or None):
             return _fenced(publisher, claim, holder)
@@ -270,10 +270,11 @@ class IdempotentPublishing:
         return not (holder.client and claim.client and holder.client != claim.client)
 
     def _taken_before(self, publisher: str, places: list[Span] | None, difference: Difference) -> bool:
-        """Whether a retry is of what was taken, all of it, before somebody else opened the name.
+        """Return whether all rows of a retry were appended before somebody else opened the name.
 
-        Only its answer was lost: who is fenced since must not be told that it was not taken, and send it elsewhere.
-        What the next holder has published under these numbers is another's, though it may look the same.
+        Then only the answer was lost. A publisher that is fenced now must not conclude that its rows were not taken,
+        and send them elsewhere. Rows that the next holder has published under these numbers do not count, even if they
+        look the same.
         """
         if not places or difference is not None:
             return False
@@ -285,18 +286,18 @@ class IdempotentPublishing:
         return op < self._publishers.holder(publisher).epoch
 
     def _check_retry(self, publisher: str, since: int) -> None:
-        """Raise if what was sent first after position ``since`` may be in the log and forgotten."""
+        """Raise an error if a request first sent after position ``since`` may be in the log, but forgotten."""
         if self._publishers.forgotten > since and not self._publishers.remembers(publisher):
             raise RefusedError(
                 "unknown",
-                f"this was perhaps sent before, and publisher {publisher!r} may have been forgotten since: whether it "
-                "is in the log is not known. Look there before it is published anew",
+                f"this may have been sent before, and publisher {publisher!r} may have been forgotten since, so it is "
+                "not known whether this is in the log. Look there before you publish it again",
             )
 
     def _places(
         self, batch: Batch, number: int, places: list[Span] | None, difference: Difference
     ) -> list[Span]:
-        """Return where the log has the first rows of a batch; raise unless it has the same."""
+        """Return where the log has the first rows of a batch; raise an error unless they are the same."""
         publisher = batch.publisher
         if places is None:
             oldest = self._publishers.oldest(publisher)
@@ -304,22 +305,22 @@ class IdempotentPublishing:
                 raise RefusedError(
                     "conflict",
                     f"the log has number {self._publishers.newest(publisher)} of publisher {publisher!r}, but not "
-                    f"all from {number} on: numbers never go back. Somebody else may publish under this name; who "
-                    "opens it finds where to go on",
+                    f"all from {number} on: numbers never go back. Somebody else may publish under this name; open it "
+                    "to learn which number comes next",
                 )
             if batch.is_entries:
                 return []
             raise RefusedError(
                 "unknown",
-                f"number {number} of publisher {publisher!r} is older than what is known of it, from {oldest} on: "
-                "whether it is in the log is not known. Look there before it is published anew",
+                f"number {number} of publisher {publisher!r} is lower than {oldest}, the lowest that is remembered, so "
+                "it is not known whether this is in the log. Look there before you publish it again",
             )
         if difference is not None:
             raise difference
         return places
 
     def _place_of_repeat(self, batch: Batch, places: list[Span]) -> Published:
-        # Wherever the rows are: who has all that is committed here has them.
+        # Any operation that is committed here will do: it comes after the rows.
         op = self._hub.log.head_op
         if not places:
             return Published(None, None, len(batch), op)
@@ -337,7 +338,7 @@ class IdempotentPublishing:
             line.under_way.remove(number + len(batch))
             sequencer = self._hub.sequencer
             if isinstance(result, UnavailableError) and sequencer is not None:
-                # Another hub numbers messages by now, and knows whether it has this.
+                # Another hub numbers messages by now, and it knows whether the log has this.
                 sequencer.publish(batch, reply, follows=follows, preceding=preceding, claim=claim)
                 self._go_on(batch.publisher, line)
                 return
@@ -359,7 +360,7 @@ class IdempotentPublishing:
             reply(_forbidden(publisher, before))
             return
         if before.epoch and before.holder == wanted.holder:
-            # Its answer was lost.
+            # This is a retry: the first answer was lost.
             reply(Opened(before.epoch, self._publishers.newest(publisher)))
             return
         line.opening = True
@@ -368,7 +369,7 @@ class IdempotentPublishing:
             line.opening = False
             sequencer = self._hub.sequencer
             if isinstance(result, Batch):
-                # Relayed after all, its position may not be known.
+                # If the entry was relayed after all, its position may not be known.
                 epoch = result.op or self._publishers.holder(publisher).epoch
                 reply(Opened(epoch, self._publishers.newest(publisher)))
             elif isinstance(result, UnavailableError) and sequencer is not None:
@@ -381,26 +382,26 @@ class IdempotentPublishing:
 
 
 def _fenced(publisher: str, claim: Claim, holder: Holder) -> RefusedError:
-    """Say why a publish is refused that does not come from the name's holder."""
+    """Explain why somebody who does not hold a name may not publish under it."""
     if not holder.epoch:
         return RefusedError(
             "unknown",
-            f"publisher {publisher!r} is not open: it was silent for so long that it is forgotten. Open it again; "
-            "whether what it sent before and got no answer for is in the log must be looked up there",
+            f"publisher {publisher!r} is not open: it was silent for so long that the hub has forgotten it. Open it "
+            "again; look in the log for whatever it sent before and got no answer for",
         )
     when = datetime.fromtimestamp(holder.time / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     opened = f"by {holder.by or 'somebody'} at {when}"
     if claim.epoch is None:
         return RefusedError(
-            "fenced", f"publisher {publisher!r} was opened {opened}: who publishes under it opens it first"
+            "fenced", f"publisher {publisher!r} was opened {opened}: open it before you publish under it"
         )
     taken = "nothing was taken"
     if claim.retry is not None:
-        taken += " now, and whether it was when it was first sent must be looked up in the log"
+        taken += " now; look in the log for whether it was taken when it was first sent"
     return RefusedError(
         "fenced",
-        f"publisher {publisher!r} was opened anew {opened}, and this is not the one who did: {taken}. If "
-        "both are meant to publish, give each its own name; if this one is meant to, open it again",
+        f"publisher {publisher!r} was opened anew {opened}, so this connection may not publish under it: {taken}. If "
+        "both should publish, give each its own name; if this one should, open it again",
     )
 
 
@@ -428,7 +429,7 @@ def mark(frontend: str, number: int) -> Batch:
 def published(
     rows: pa.RecordBatch, *, origin: str = "", publisher: str = "", number: int | None = None
 ) -> Batch:
-    """Make a batch of rows to be published; a value that all share is kept once."""
+    """Make a batch of rows to be published; a topic that all rows share is stored once."""
     topics = rows.column("topic")
     distinct = topics.unique()
     differing = {}

@@ -1,10 +1,11 @@
 """The publishing rules of one hub, for clients of its own doors and for nodes that ask it as the primary.
 
-A hub has one :class:`PublishIntake`, whichever doors are open. Only it recognises repeats: rows with a publisher's
-number by :mod:`~headrace.hub.publishing.idempotent`, staged commits by :mod:`~headrace.hub.publishing.staged_commits`.
+A hub has one :class:`PublishIntake`, whichever doors are open. Only this part recognises repeats: of rows with a
+publisher's number by :mod:`~headrace.hub.publishing.idempotent`, of staged commits by
+:mod:`~headrace.hub.publishing.staged_commits`.
 
-In a cluster, a node that is not primary asks the primary (:mod:`~headrace.hub.publishing.primary_requests`), by its
-:mod:`~headrace.hub.publishing.primary_client`.
+In a cluster, the :mod:`~headrace.hub.publishing.relaying.primary_client` of a node that is not primary sends
+:mod:`~headrace.hub.publishing.relaying.primary_requests` to the primary.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from headrace.errors import (
     RefusedError,
 )
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
-from headrace.hub.publishing.passed import column_texts, unpack_passed
-from headrace.hub.publishing.primary_requests import (
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.query_marks import Queries
+from headrace.hub.publishing.relaying.passed import column_texts, unpack_passed
+from headrace.hub.publishing.relaying.primary_requests import (
     MISSING,
     NOT_THE_PRIMARY,
     PrimaryAnswer,
@@ -32,8 +35,6 @@ from headrace.hub.publishing.primary_requests import (
     published_batch,
     refusal,
 )
-from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.publishing.same_rows import Elsewhere
 from headrace.hub.publishing.staged_commits import StagedCommits
 from headrace.hub.publishing.staging import StagedPiece, Staging, loaded
@@ -43,7 +44,7 @@ from headrace.message import Batch
 from headrace.wire.link.message import PUBLISHED, rows_of
 
 MAX_STAGED: Final = 64 << 20
-"""Bytes of staged rows of one node that the primary keeps in memory until their commit; it keeps more in files."""
+"""Bytes of one node's staged rows that the primary keeps in memory until their commit; further ones go to files."""
 
 _MAX_TEXT: Final = 0xFFFF
 """Most bytes of a topic or publisher in the log."""
@@ -110,12 +111,12 @@ class PublishIntake:
             answer(refusal(error))
 
     def forget(self, source: object) -> None:
-        """Drop what a node has staged: its connection is closed."""
+        """Drop what a node has staged, since its connection is closed."""
         if (staged := self._brought.pop(source, None)) is not None:
             self.commits.discard(staged.pieces)
 
     def forget_all(self) -> None:
-        """Drop what nodes have staged: this one is not the primary any more."""
+        """Drop what all nodes have staged, since this hub is no longer the primary."""
         for source in tuple(self._brought):
             self.forget(source)
 
@@ -159,7 +160,7 @@ class PublishIntake:
             self._elsewhere(work, spilled)
 
     def _rows_of_commit(self, source: object, request: PrimaryRequest) -> list[Batch]:
-        """The rows of a commit, all of them and no others."""
+        """Return the staged rows of a commit; raise an error unless they are complete."""
         if not request.rows:
             return []
         staged = self._brought.pop(source, None)
@@ -174,7 +175,7 @@ class PublishIntake:
 
 @dataclass(slots=True)
 class _NodeStage:
-    """The rows that a node has staged of one commit so far."""
+    """The rows of one commit that a node has staged so far."""
 
     query: str
     batch: int
@@ -189,7 +190,7 @@ class _NodeStage:
 
 
 def _spill(piece: StagedPiece, path: Path) -> RefusedError | None:
-    """Write a piece to its file; return why not, if it cannot be. Runs in a thread."""
+    """Write a piece to its file, in a thread; return the error if that fails."""
     try:
         piece.spill(path)
     except HeadraceError as error:

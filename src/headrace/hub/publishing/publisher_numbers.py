@@ -1,19 +1,19 @@
-"""Publishers' names and own numbers, which make it harmless to retry a publish.
+"""Publishers' names and numbers, which make it safe to retry a publish.
 
-A publisher may number its messages with a counter of its own. The log keeps those numbers, so the newest of each
+A publisher may number its messages with a counter of its own. The log keeps those numbers, so the newest number of each
 publisher, and the place of its latest messages, are a function of the log. A publish of known numbers is a repeat: it
 is answered with the old range and not appended. A frontend's marks are numbered in the same way; a mark is an entry,
-and its place is the message that it stands after.
+and its place is the message before it.
 
-A name that several programs may use is **opened**: an entry ``publisher/NAME`` gives it a new epoch, the position of
-that entry in the log, so epochs only grow. Who holds an older one is fenced. Where clients prove who they are, an
-opened name is its client's.
+A name that several programs may use is **opened**: an entry ``publisher/NAME`` gives it a new epoch, which is the
+position of that entry in the log, so epochs only grow. The holder of an older epoch is fenced. Where clients prove who
+they are, an opened name belongs to the client that opened it.
 
-Bounds: :data:`MAX_PUBLISHERS` publishers, the one silent for longest forgotten first; the last :data:`MAX_SPANS` spans
-of each, and :data:`MAX_ALL_SPANS` in all, of which those silent for longest lose their oldest first, but never the
-newest. Of names that were opened and never published under, no more than :data:`MAX_UNUSED` push out others. Up to
-where publishers are forgotten is known (:attr:`PublisherNumbers.forgotten`), so that a retry of what was forgotten is
-told from one that never came.
+Bounds: :data:`MAX_PUBLISHERS` publishers; the one silent for longest is forgotten first. Each has at most
+:data:`MAX_SPANS` spans, and all together :data:`MAX_ALL_SPANS`; publishers silent for longest lose their oldest spans
+first, but never the newest. At most :data:`MAX_UNUSED` names that were only opened push out others.
+:attr:`PublisherNumbers.forgotten` says up to where publishers may be forgotten, which tells the retry of a forgotten
+request from a request that never came.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from headrace.message import Batch
 
 MAX_PUBLISHERS: Final = 100_000
 MAX_SPANS: Final = 256
-"""As many as a client has requests under way: all of them may come again."""
+"""Most spans of a publisher: as many as a client has open requests, since all of them may be retried."""
 MAX_ALL_SPANS: Final = 1_000_000
 MAX_NAME: Final = 1024
 """Characters of a publisher's name, and of who holds it: doors allow fewer."""
 MAX_UNUSED: Final = 1024
-"""Enough for all that are opened at about the same time and will be used soon."""
+"""Most unused names that push out others: enough for all that are opened at about the same time."""
 
 
 class Span(NamedTuple):
@@ -57,10 +57,10 @@ class Holder(NamedTuple):
     """The position of the entry; 0 if the name was never opened."""
     holder: str
     client: str
-    """The id of the client, or nothing where clients need none."""
+    """The id of the client; empty where clients need none."""
     by: str
     time: int
-    """When, in µs since 1970."""
+    """Time of the opening, in µs since 1970."""
 
 
 NOBODY: Final = Holder(0, "", "", "", 0)
@@ -91,14 +91,14 @@ class PublisherNumbers(LargePart):
 
     def __init__(self) -> None:
         self.forgotten = 0
-        """The latest position in the log of all that was forgotten; who is forgotten was silent since."""
+        """The latest log position of a forgotten publisher: whoever is forgotten was silent after it."""
         self._publishers: OrderedDict[str, _Publisher] = OrderedDict()
         self._several: OrderedDict[str, None] = OrderedDict()
-        """Those with more than one span, in the same order."""
+        """Publishers with more than one span, in the same order."""
         self._unused: OrderedDict[str, None] = OrderedDict()
-        """Those without any, which were only opened, in the same order."""
+        """Publishers without a span, whose names were only opened, in the same order."""
         self._spans = 0
-        """Of all publishers."""
+        """Number of spans of all publishers."""
         self._opened: list[str] = []
         """Names opened by the entries of the batch being applied; their time is the batch's."""
 
@@ -108,7 +108,7 @@ class PublisherNumbers(LargePart):
         return known.spans[-1].end - 1 if known is not None and known.spans else None
 
     def holder(self, publisher: str) -> Holder:
-        """Return who opened a name last, :data:`NOBODY` if nobody did, or that is forgotten."""
+        """Return who opened a name last; :data:`NOBODY` if nobody did, or if that is forgotten."""
         known = self._publishers.get(publisher)
         return NOBODY if known is None else known.holder
 
@@ -122,7 +122,7 @@ class PublisherNumbers(LargePart):
         return known.spans[0].number if known is not None and known.spans else None
 
     def places(self, publisher: str, number: int, end: int) -> list[Span] | None:
-        """Find numbers from ``number`` to before ``end``, in order; ``None`` if any has no known place."""
+        """Return the places of numbers from ``number`` to before ``end``; ``None`` if any place is not known."""
         known = self._publishers.get(publisher)
         found: list[Span] = []
         for span in () if known is None else known.spans:
@@ -138,7 +138,7 @@ class PublisherNumbers(LargePart):
         return None
 
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:  # noqa: ARG002
-        """Apply a ``publisher`` entry: a name is opened. A repeat of its holder's request changes nothing."""
+        """Apply a ``publisher`` entry, which opens a name; a repeat by the same holder changes nothing."""
         opened = msgspec.json.decode(payload, type=_Entry)
         if max(map(len, (name, opened.holder, opened.client, opened.by))) > MAX_NAME:
             # Doors write no such entry; a relayed one may hold anything.
@@ -158,7 +158,7 @@ class PublisherNumbers(LargePart):
             if self._opened:
                 self._date(batch.last_time)
             if batch.number is not None and batch.publisher:
-                # They take no sequence numbers, so each is a span of its own.
+                # Entries take no sequence numbers, so each is a span of its own.
                 for row in range(len(batch)):
                     number, op = batch.number + row, batch.op + row
                     self._note(batch.publisher, Span(number, number + 1, batch.first, op), op)
@@ -225,7 +225,7 @@ class PublisherNumbers(LargePart):
         self._opened.clear()
 
     def _known(self, publisher: str, op: int) -> _Publisher:
-        """Return what is known of a publisher who is heard of now; forget another one if there are too many."""
+        """Return what is known of a publisher that was just active; forget another one if there are too many."""
         known = self._publishers.get(publisher)
         if known is None:
             known = self._publishers[publisher] = _Publisher()
@@ -245,12 +245,12 @@ class PublisherNumbers(LargePart):
         self._several.pop(name, None)
         self._unused.pop(name, None)
         if silent.spans:
-            # Otherwise there is nothing of it in the log that could come again.
+            # A publisher without spans has nothing in the log that could be retried.
             self.forgotten = max(self.forgotten, silent.op)
         self._spans -= len(silent.spans)
 
     def _shorten(self) -> None:
-        """Let go of the oldest span of the publisher silent for longest that has others."""
+        """Forget the oldest span of the publisher that was silent for longest and has several."""
         name = next(iter(self._several))
         spans = self._publishers[name].spans
         spans.popleft()

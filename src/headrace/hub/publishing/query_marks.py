@@ -1,8 +1,8 @@
 """Marks of queries: what the hub remembers of the batches that each query has committed.
 
-A mark is an entry ``query/NAME`` with the query's batch, the number of its rows and what they cover
-(:mod:`~headrace.hub.publishing.cover`). It stands in the log right after the last of them, in the same append: neither
-is there without the other.
+A mark is an entry ``query/NAME`` with the query's batch, the number of its rows and their cover
+(:mod:`~headrace.hub.publishing.cover`). It stands in the log right after the rows, in the same append, so neither is
+there without the other.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from headrace.message import Batch
 from headrace.wire.link.requests import MAX_NAME, WRITE, Number
 
 MAX_QUERIES: Final = 65_536
-"""Marks of streams that are kept: a query may be restarted, however late."""
+"""Most streaming queries whose marks are kept: a query may be restarted long after its last batch."""
 MAX_WRITES: Final = 1024
-"""Marks of single writes that are kept: their commits are retried soon or never, and there may be many."""
+"""Most single writes whose marks are kept: there may be many, but their commits are retried soon or never."""
 
 MARKS: Final = 8
 """Batches of one query that are remembered."""
@@ -45,7 +45,7 @@ class Marked(NamedTuple):
         return Published(self.last - self.rows + 1, self.last) if self.rows else _NOWHERE
 
     def is_of(self, token: int, *, some: bool) -> bool:
-        """Whether a commit of ``some`` rows, or of none, is the same request as the one that is in the log."""
+        """Return whether a commit of ``some`` rows, or of none, is the same request as the one in the log."""
         return (token == self.token != 0 and some) or not (some or self.rows)
 
 
@@ -125,5 +125,5 @@ def mark(query: str, batch: int, rows: int, terms: Commit) -> Batch:
 
 
 def token_of(names: Sequence[str]) -> int:
-    """Return the token of a commit of these stages; their names are nobody else's."""
+    """Return the token of a commit of these stages, whose names are unique."""
     return int.from_bytes(sha256(",".join(names).encode()).digest()[:7]) if names else 0

@@ -1,7 +1,7 @@
 """The link's publish requests: a client's own rows, what a frontend relays, and the rows of stages.
 
-Rows come in a request's body and are checked against their bounds. The answer comes once they are committed. A repeat
-is answered like the first try (:mod:`headrace.hub.publishing.idempotent`).
+Rows come in a request's body and are checked against their limits. The request is answered once they are committed. A
+repeat is answered like the first try (:mod:`headrace.hub.publishing.idempotent`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import HeadraceError, LimitError, RefusedError
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
-from headrace.hub.publishing.passed import column_texts, number_range, unpack_passed
+from headrace.hub.publishing.relaying.passed import column_texts, number_range, unpack_passed
 from headrace.hub.sequencer import Claim, Opened, Opening, WhenPublished
 from headrace.log import Log
 from headrace.message import Batch, Run
@@ -24,19 +24,19 @@ from headrace.wire.link import requests as ask
 from headrace.wire.link.message import PUBLISHED, rows_of
 
 MAX_TOPIC: Final = 0xFFFF
-"""Most bytes of a topic: the log's limit for one that a whole batch shares."""
+"""Most bytes of a topic: the log's limit for a topic that a whole batch shares."""
 
 
 MAX_ENTRY_TOPIC: Final = 2048
-"""Most bytes of the topic of a log entry: the name of a part of the state, and the longest name in any of them."""
+"""Most bytes of a log entry's topic: the name of a part of the state, and the longest name in any part."""
 
 
 class PublishRights(Protocol):
-    """Who asks, as far as publishing is concerned."""
+    """What the rules for publishing need to know of a client."""
 
     @property
     def owner(self) -> str:
-        """Whose publishers' names are the client's own; empty where nobody is known."""
+        """The client that its publishers' names belong to; empty where clients are not known."""
 
     @property
     def publishes_everything(self) -> bool:
@@ -97,7 +97,7 @@ class PublishRequests:
         if request.origin not in PUBLISHED_ORIGINS:
             raise _unknown_origin(request.origin)
         if number is not None and not publisher:
-            raise RefusedError("malformed", "a number is a publisher's: say whose it is")
+            raise RefusedError("malformed", "a number belongs to a publisher: name the publisher, too")
         _check_name(publisher)
         batch = self._bodies.published(
             body, rows, origin=request.origin, publisher=publisher or asker.peer, number=number
@@ -109,12 +109,12 @@ class PublishRequests:
         self._publishing.publish(batch, reply, follows=request.follows, claim=claim)
 
     def pass_on(self, request: ask.PassRequest, body: memoryview, reply: WhenPublished) -> None:
-        """Publish what a frontend relays, and its mark after that."""
+        """Publish what a frontend relays, followed by its mark."""
         batches = self._bodies.passed(body, request.rows)
         self._publishing.pass_on(request.frontend, request.number, batches, reply, retry=request.retry)
 
     def newest(self, asker: PublishAsker, request: ask.PublisherRequest, _body: memoryview) -> None:
-        """Answer a publisher's newest number; or open its name, and answer its epoch too."""
+        """Answer with a publisher's newest number; if it opens its name, also with the epoch."""
         if request.open is not None:
             self._open(asker, request, request.open)
             return
@@ -141,7 +141,7 @@ class PublishRequests:
 
 
 class RequestBodies:
-    """Reads the rows in request bodies, and checks their limits; nobody may relay entries of ``reserved`` topics."""
+    """Reads the rows in request bodies and checks their limits; entries of ``reserved`` topics may not be relayed."""
 
     def __init__(self, log: Log, message_bytes: int, attributes: int, reserved: Collection[str] = ()) -> None:
         self._log = log
@@ -158,7 +158,7 @@ class RequestBodies:
         publisher: str = "",
         number: int | None = None,
     ) -> Batch:
-        """Read rows to publish or stage; ``plain`` are the body's topic and payloads, if that is all it has."""
+        """Read rows to publish or stage; ``plain`` are the body's topic and payloads, if it has nothing else."""
         if plain is None:
             rows = _some_rows(body, PUBLISHED)
             _check_topic(pc.max(pc.binary_length(rows.column("topic"))).as_py())
@@ -174,9 +174,9 @@ class RequestBodies:
         return Batch(run, origin=origin, publisher=publisher, number=number, topic=topic)
 
     def passed(self, body: memoryview, rows: int) -> list[Batch]:
-        """Read messages and log entries that a frontend relays, within the bounds of what is published.
+        """Read messages and log entries that a frontend relays, and check the limits of what is published.
 
-        Only log entries may have longer payloads than messages: they describe state.
+        Only log entries, which describe state, may have longer payloads than messages.
         """
         uuid, batches = unpack_passed(body, rows)
         if uuid != self._log.uuid:
@@ -188,7 +188,7 @@ class RequestBodies:
     def _check_passed(self, batch: Batch) -> None:
         for origin in column_texts(batch, "origin"):
             if origin not in ORIGINS:
-                raise RefusedError("malformed", f"origin {origin[:64]!r}: no door of a frontend's")
+                raise RefusedError("malformed", f"origin {origin[:64]!r}: a frontend has no such door")
         topics = column_texts(batch, "topic")
         longest = max(len(topic.encode()) for topic in topics)
         _check_topic(longest)
@@ -252,7 +252,7 @@ def _some_rows(body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
 def _check_name(publisher: str) -> None:
     if publisher.startswith(HUBS_OWN_NAMES):
         raise RefusedError(
-            "malformed", f"publisher {publisher[:64]!r}: {HUBS_OWN_NAMES}… are hubs' own names"
+            "malformed", f"publisher {publisher[:64]!r}: names with {HUBS_OWN_NAMES}… are reserved for hubs"
         )
 
 

@@ -1,8 +1,8 @@
-"""Whether rows that come again are those that the log has: a repeat has the same bytes, or it is none.
+"""Compares rows that come again with those in the log: a repeat has the same bytes.
 
-It is rare that rows come again, so they are compared with the log itself: nothing is kept for it. To read them may take
-milliseconds, as sealed segments are unpacked. So a driver may have that done elsewhere, one repeat after another: who
-sends many delays those that send some again, and nobody else.
+Repeats are rare, so rows are compared with the log itself and nothing is kept for it. Reading them may take
+milliseconds, since sealed segments are unpacked. So a driver may do that elsewhere, one repeat after another: a client
+that sends many repeats delays other repeats, but nothing else.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace.log import Log
 from headrace.message import Batch
 
 Difference: TypeAlias = RefusedError | None
-"""Why rows are no repeat, if they are not."""
+"""The reason why rows are not a repeat; ``None`` if they are."""
 
 WhenCompared: TypeAlias = Callable[[Difference], None]
 
 Elsewhere: TypeAlias = Callable[[Callable[[], Difference], WhenCompared], None]
-"""Does what it is given in a thread, and calls back on the event loop with the result, whatever happens."""
+"""Runs a function in a thread, and always calls back on the event loop with the result."""
 
 
 class Comparisons:
@@ -70,7 +70,7 @@ def _difference(log: Log, batch: Batch, places: Sequence[Span]) -> Difference:
 
 
 def check_same(log: Log, batch: Batch, places: Sequence[Span]) -> None:
-    """Raise unless the first rows of ``batch`` are in the log at these places."""
+    """Raise an error unless the first rows of ``batch`` are in the log at these places."""
     for place in places:
         number, seq = place.number, place.seq
         while number < place.end:
@@ -87,8 +87,8 @@ def check_same(log: Log, batch: Batch, places: Sequence[Span]) -> None:
                     raise RefusedError(
                         "conflict",
                         f"number {number} of publisher {batch.publisher!r} is in the log already with other content, "
-                        f"from message {seq} on: somebody else publishes under this name. Give each its own name, or "
-                        "open it: then the older one is told",
+                        f"from message {seq} on: somebody else publishes under this name. Give each publisher its own "
+                        "name, or open the name, so that the older publisher is refused",
                     )
                 number += len(kept)
                 seq += len(kept)
@@ -97,13 +97,13 @@ def check_same(log: Log, batch: Batch, places: Sequence[Span]) -> None:
 def _not_known(batch: Batch, number: int, seq: int, reason: str) -> RefusedError:
     return RefusedError(
         "unknown",
-        f"number {number} of publisher {batch.publisher!r} is in the log as message {seq}, but what it was is not "
-        f"known any more ({reason}): whether this is the same cannot be told",
+        f"number {number} of publisher {batch.publisher!r} is in the log as message {seq}, which cannot be read "
+        f"({reason}), so it is not known whether this is the same",
     )
 
 
 def same_rows(one: Batch, other: Batch) -> bool:
-    """Whether two batches have the same payloads, topics, attributes and numbers."""
+    """Return whether two batches have the same payloads, topics, attributes and numbers."""
     if one.run != other.run:
         return False
     if one.columns is None and other.columns is None:
@@ -117,13 +117,13 @@ def same_rows(one: Batch, other: Batch) -> bool:
 
 
 def _same_maps(one: pa.MapArray, other: pa.MapArray) -> bool:
-    # Taken anew, so that neither has anything before its first or after its last entry.
+    # Copies have nothing before their first or after their last entry.
     every = pa.array(np.arange(len(one)))
     one, other = one.take(every), other.take(every)
     if not one.offsets.equals(other.offsets) or not one.keys.equals(other.keys):
         return False
     items, others = one.items, other.items
     if items.type == pa.float64():
-        # Bit by bit: what is no number is equal to itself here.
+        # Compare bits: NaN is equal to itself here.
         items, others = items.view(pa.int64()), others.view(pa.int64())
     return bool(items.equals(others))

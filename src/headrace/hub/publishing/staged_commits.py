@@ -1,10 +1,11 @@
-"""Commits of staged rows: every row of a query's batch, and its mark, in one append or not at all.
+"""Commits of staged rows: all rows of a query's batch, and its mark, are appended at once or not at all.
 
 A batch that is not newer than the query's newest is never appended again. If it is one of the last
 :data:`~headrace.hub.publishing.query_marks.MARKS` and covers the same rows (:mod:`~headrace.hub.publishing.cover`), it
-is a repeat, answered with the range of the first. If not, it is refused aloud: the query's checkpoint was put back, or
-somebody else commits under its name, and to answer that it is done would lose its rows. A commit of the very same
-stages is known by their names, though they are gone. Where clients prove who they are, a query is its client's.
+is a repeat, and answered with the range of the first. If not, it is refused with an error: either an older checkpoint
+of the query was restored, or somebody else commits under its name, and a positive answer would lose the rows. The retry
+of a commit is recognised by the names of its stages, even when the stages are gone. Where clients prove who they are, a
+query belongs to its client.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Published, WhenPublished
 from headrace.message import Batch
 
-_TWO: Final = "Its checkpoint was put back, or another query has its name"
+_TWO: Final = "An older checkpoint was restored, or another query has the same name"
 
 
 class Load(NamedTuple):
@@ -29,11 +30,11 @@ class Load(NamedTuple):
 
     pieces: list[StagedPiece]
     known: Marked | None = None
-    """The batch, if it is in the log: only :meth:`StagedCommits.compare` the rows with it."""
+    """The batch if it is in the log: then only :meth:`StagedCommits.compare` the rows with it."""
 
 
 Begun: TypeAlias = Published | Load | None
-"""The place of a batch that is committed already, stages to load, or ``None`` if another commit is under way."""
+"""The place of a batch that is committed already, stages to load, or ``None`` while another commit is running."""
 
 
 class StagedCommits:
@@ -45,16 +46,16 @@ class StagedCommits:
         self._staging = staging
         self._under_way: dict[str, list[Callable[[], None]]] = {}
         self._relayed: dict[str, list[Callable[[], None]]] = {}
-        """Commits that another hub was asked for: if this one becomes the primary, it takes them itself."""
+        """Commits that another hub was asked for; if this hub becomes the primary, it takes them itself."""
         self._answered: dict[tuple[str, int, int], None] = {}
-        """Commits, by query, batch and token, that were found to be repeats: their stages are gone."""
+        """Query, batch and token of commits that were found to be repeats; their stages are gone."""
         self.discard: Callable[[Sequence[StagedPiece]], object] = remove_all
         """Removes pieces; set by the owner, who has threads for that."""
 
     def begin(
         self, query: str, batch: int, names: Sequence[str], again: Callable[[], None], terms: Commit
     ) -> Begun:
-        """Begin a commit. If another one of the query is under way, ``again`` is called when it ends.
+        """Begin a commit. If another commit of the query is running, ``again`` is called when it ends.
 
         After :class:`Load`, the caller loads the stages and calls :meth:`append` or :meth:`give_up`.
         """
@@ -76,13 +77,13 @@ class StagedCommits:
         if (known.rows, known.digest) != cover:
             raise RefusedError(
                 "conflict",
-                f"batch {known.batch} of query {query!r} is in the log with {known.rows} rows, and these {cover.rows} "
+                f"batch {known.batch} of query {query!r} is in the log with {known.rows} rows, but these {cover.rows} "
                 f"are not the same: nothing was appended. {_TWO}",
             )
         return self._place(known)
 
     def answered(self, query: str, batch: int, token: int, names: Sequence[str]) -> None:
-        """Remember that a commit with this token has the rows that are in the log, in case it comes again."""
+        """Remember that a commit with this token has the rows that are in the log, in case it is retried."""
         self._answered[query, batch, token] = None
         if len(self._answered) > MAX_WRITES:
             del self._answered[next(iter(self._answered))]
@@ -93,7 +94,7 @@ class StagedCommits:
     ) -> None:
         """Commit rows that another node has staged, once."""
         if self._hub.sequencer is not None:
-            # It has waited for another commit; meanwhile this node has stopped being the primary.
+            # This commit waited for another one, and meanwhile this node has stopped being the primary.
             reply(UnavailableError("another node is the primary now"))
             return
         try:
@@ -113,7 +114,7 @@ class StagedCommits:
             self.append(query, batch, rows, (), reply, terms)
 
     def _known(self, query: str, batch: int, client: str) -> Marked | None:
-        """Return the mark of a batch that is not new; raise if it is not known any more, or not the client's."""
+        """Return the mark of a batch that is not new; raise an error if it is forgotten or another client's."""
         kept = self._queries.get(query)
         if kept is None:
             return None
@@ -126,12 +127,12 @@ class StagedCommits:
                 return each
         raise RefusedError(
             "conflict",
-            f"query {query!r} has come to batch {kept.newest.batch}, and batch {batch} is not among the last that are "
-            f"known of it: whether its rows are in the log cannot be told, nothing was appended. {_TWO}",
+            f"query {query!r} has committed batch {kept.newest.batch}, and batch {batch} is too old to be remembered, "
+            f"so it is not known whether its rows are in the log: nothing was appended. {_TWO}",
         )
 
     def _place(self, known: Marked) -> Published:
-        # Those who follow this hub's log have the batch, too, once they have all that is committed here.
+        # A follower of this hub's log has the batch once it has everything that is committed here.
         return known.place._replace(op=self._hub.log.head_op)
 
     def append(
@@ -180,7 +181,7 @@ class StagedCommits:
             again()
 
     def _clear(self, query: str, batch: int, names: Sequence[str]) -> None:
-        """Give back what a batch that is in the log no longer needs."""
+        """Remove the stages that a batch no longer needs, since it is in the log."""
         self.discard([*self._staging.remove(names), *self._staging.outdated(query, batch)])
 
     def give_up(self, query: str) -> None:

@@ -1,15 +1,15 @@
-"""Staged rows: what a query sends in parts, and nobody sees before its commit.
+"""Staged rows: a query sends them in parts, and nobody sees them before its commit.
 
 A Spark query's micro-batch is written by many tasks, any of which may fail and run again. Each task fills a **stage**
 of its own, in numbered **pieces**; when all are done, the driver commits the stages of the tasks that succeeded
-(:mod:`~headrace.hub.publishing.staged_commits`). A piece that is sent again replaces the one with its number.
+(:mod:`~headrace.hub.publishing.staged_commits`). A piece that is sent again replaces the piece with its number.
 
-A batch may have any size: pieces are kept in memory up to :data:`MAX_MEMORY`, in files beyond that. What bounds them is
-the budget of whoever stages them. What nobody will commit any more is given back by these rules:
+A batch may have any size: pieces are kept in memory up to :data:`MAX_MEMORY`, and in files beyond that. Each client has
+a budget for its stages. Stages that nobody will commit any more are dropped by these rules:
 
-- a query that commits a batch has no use for stages of older ones;
-- if a budget is used up, the stages of its queries that have been silent for :data:`QUIET_SECONDS` make room, the one
-  silent for longest first;
+- when a query commits a batch, its stages of older batches are dropped;
+- if a budget is used up, the stages of its queries that have been silent for :data:`QUIET_SECONDS` are dropped, those
+  of the query silent for longest first;
 - after :data:`KEPT_SECONDS` of silence a query's stages are dropped in any case.
 
 Stages do not outlive the hub: a commit of stages that are gone is refused, and Spark runs the batch again.
@@ -42,7 +42,7 @@ QUIET_SECONDS: Final = 600.0
 KEPT_SECONDS: Final = 86_400.0
 MAX_MEMORY: Final = 256 << 20
 LEAST_COST: Final = 64 << 10
-"""Bytes that a piece is charged at least: it takes some memory however small it is."""
+"""Least bytes that are charged for a piece: even a small one takes some memory."""
 SPARE: Final = 64 << 20
 """Bytes of the disk that stages leave to the log."""
 SUMMED_UP: Final = 1 << 20
@@ -53,7 +53,7 @@ class StageBudget(Protocol):
     """Pays for the stages of one client."""
 
     def take(self, size: int) -> str | None:
-        """Pay for so many bytes, or return why not."""
+        """Pay for so many bytes, or return why that is not possible."""
 
     def give_back(self, size: int) -> None:
         """Get back what was paid."""
@@ -66,17 +66,17 @@ class StagedPiece:
         size = rows.run.data.nbytes + rows.run.offsets.nbytes
         if rows.columns is not None:
             size += rows.columns.nbytes
-        # Rows keep the memory of their request alive, ``held`` bytes; unpacked, they take more.
+        # Rows keep their request's memory alive, which is ``held`` bytes; unpacked rows take more.
         self.size = max(size, held, LEAST_COST)
         self.in_memory = True
-        """Whether it counts as memory."""
+        """Whether the piece counts as being in memory."""
         self._rows: Batch | None = rows
         self._path: Path | None = None
         self._cover: Cover | None = None
         self._removed = False
 
     def sum_up(self) -> None:
-        """Compute the log's checksum now rather than in the commit, which holds up the hub."""
+        """Compute the log's checksum now; in the commit it would hold up the hub."""
         rows = self._rows
         if rows is not None and rows.run.size >= SUMMED_UP:
             run = rows.run
@@ -99,7 +99,7 @@ class StagedPiece:
                 raise
         self._path, self._rows = path, None
         if self._removed:
-            # Meanwhile nobody wants it any more.
+            # The stage was removed while this was written.
             self.remove()
 
     def load(self) -> Batch:
@@ -113,13 +113,13 @@ class StagedPiece:
             return published(pa.ipc.read_record_batch(pa.ipc.read_message(file.read_buffer()), PUBLISHED))
 
     def cover(self) -> Cover:
-        """Return what the rows cover."""
+        """Return the cover of the rows."""
         if self._cover is None:
             self._cover = cover_of([self.load()])
         return self._cover
 
     def remove(self) -> None:
-        """Let go of the rows and their file."""
+        """Drop the rows and delete their file."""
         self._removed = True
         path, self._path, self._rows = self._path, None, None
         if path is not None:
@@ -128,7 +128,7 @@ class StagedPiece:
 
 @dataclass(slots=True)
 class Stage:
-    """What one task has staged of a query's batch."""
+    """The part of a query's batch that one task has staged."""
 
     query: str
     batch: int
@@ -136,7 +136,7 @@ class Stage:
     pieces: dict[int, StagedPiece] = field(default_factory=dict)
 
     def in_order(self) -> list[StagedPiece]:
-        """Return the pieces in order; raise if there are holes."""
+        """Return the pieces in order; raise an error if one is missing."""
         if missing := [number for number in range(len(self.pieces)) if number not in self.pieces]:
             raise RefusedError("missing", f"piece {missing[0]} of a stage of query {self.query!r} is missing")
         return [self.pieces[number] for number in range(len(self.pieces))]
@@ -160,9 +160,9 @@ class Staging:
     def add(
         self, name: str, number: int, stage: Stage, piece: StagedPiece, now: float
     ) -> tuple[Path | None, list[StagedPiece]]:
-        """Take a piece; return the file to spill it to, if it needs one, and what to remove.
+        """Add a piece; return the file to spill it to, if it needs one, and the pieces to remove.
 
-        ``stage`` has the query, the batch and the budget of a piece that begins its stage.
+        If the piece is the first of its stage, ``stage`` becomes the stage.
         """
         kept = self._stages.get(name)
         if kept is not None and (kept.query, kept.batch, kept.budget) != (
@@ -195,7 +195,7 @@ class Staging:
             stage = self._stages.get(name)
             if stage is None:
                 raise RefusedError(
-                    "missing", f"there is no stage {name}: it is committed, aborted or given up"
+                    "missing", f"there is no stage {name}: it was committed, aborted or dropped"
                 )
             if (stage.query, stage.batch) != (query, batch):
                 raise _another(name, stage, query, batch)
@@ -205,7 +205,7 @@ class Staging:
         return picked
 
     def queries(self, names: Sequence[str]) -> set[str]:
-        """Return whose stages these are."""
+        """Return the queries that these stages belong to."""
         return {stage.query for name in names if (stage := self._stages.get(name)) is not None}
 
     def remove(self, names: Sequence[str]) -> list[StagedPiece]:
@@ -219,14 +219,14 @@ class Staging:
         return removed
 
     def remove_piece(self, name: str, number: int, piece: StagedPiece) -> None:
-        """Forget a piece that could not be kept, unless another one is in its place by now."""
+        """Forget a piece that could not be kept, unless another one has replaced it."""
         stage = self._stages.get(name)
         if stage is not None and stage.pieces.get(number) is piece:
             del stage.pieces[number]
             self._without([piece], stage.budget)
 
     def outdated(self, query: str, batch: int) -> list[StagedPiece]:
-        """Forget what a query has staged of batches before one that is committed."""
+        """Forget a query's stages of batches before one that is committed."""
         return self.remove(
             [name for name, each in self._stages.items() if each.query == query and each.batch < batch]
         )
@@ -246,7 +246,7 @@ class Staging:
         self._heard[query] = now
 
     def _quiet(self, budget: StageBudget, now: float) -> list[str]:
-        """The stages that make room in a budget: those of its query that has been silent for longest."""
+        """Return the stages to drop for room in a budget: those of its query that was silent for longest."""
         for query, heard in self._heard.items():
             if now - heard < QUIET_SECONDS:
                 break
@@ -258,7 +258,7 @@ class Staging:
         return []
 
     def _forget_silent(self) -> None:
-        """Forget when queries were heard of that have no stages."""
+        """Forget when queries without stages were last active."""
         if len(self._heard) > 2 * len(self._stages):
             staging = {stage.query for stage in self._stages.values()}
             self._heard = {query: heard for query, heard in self._heard.items() if query in staging}
@@ -284,7 +284,7 @@ def loaded(pieces: Sequence[StagedPiece]) -> list[Batch]:
 
 
 def covered(pieces: Sequence[StagedPiece]) -> Cover:
-    """Sum up what pieces cover, in a thread."""
+    """Return the cover of all pieces; call this in a thread."""
     with _readable():
         return Cover.total(piece.cover() for piece in pieces)
 

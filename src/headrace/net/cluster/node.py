@@ -1,8 +1,8 @@
 """A node of a cluster: the connections between its membership, its replica, its hub and the other nodes.
 
 Membership (:class:`~headrace.cluster.Membership`), replication (:mod:`~headrace.net.cluster.replica_driver`) and the
-requests to the primary (:mod:`~headrace.hub.publishing.primary_client`) decide; a :class:`ClusterNode` carries parcels
-between them.
+requests to the primary (:mod:`~headrace.hub.publishing.relaying.primary_client`) decide; a :class:`ClusterNode` carries
+parcels between them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from headrace.cluster.membership import (
 from headrace.config import Address, Settings
 from headrace.errors import StorageError, UnavailableError, UsageError
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.publishing.primary_client import PrimaryClient
-from headrace.hub.publishing.primary_requests import PrimaryAnswer, parse_bulk, serialize_answer
+from headrace.hub.publishing.relaying.primary_client import PrimaryClient
+from headrace.hub.publishing.relaying.primary_requests import PrimaryAnswer, parse_bulk, serialize_answer
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.snapshots.snapshot import Snapshot

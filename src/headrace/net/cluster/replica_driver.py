@@ -7,8 +7,8 @@ is done, inputs wait and nothing is numbered here, but the event loop goes on.
 
 While this node is primary, a majority answers it, and all that earlier views left is committed, its hub numbers
 messages itself (``Hub.sequencer`` is ``None``). At all other times messages go to the primary, or wait for one
-(:mod:`~headrace.hub.publishing.primary_client`). What was appended and not committed keeps its place when the primary
-changes: the next view commits it, or it is cut off and its publisher is told.
+(:mod:`~headrace.hub.publishing.relaying.primary_client`). What was appended and not committed keeps its place when the
+primary changes: the next view commits it, or it is cut off and its publisher is told.
 
 A disk that fails an append stops the replica before it says anything about it; a new one begins from what is on the
 disk. So does a disk that has not answered for as long as a view may be silent: the others go on without this node, and

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from headrace.errors import HeadraceError, RefusedError, StorageError
-from headrace.hub.publishing.passed import column_texts
+from headrace.hub.publishing.relaying.passed import column_texts
 from headrace.hub.publishing.storing.kept_requests import KeptRequest
 from headrace.hub.publishing.storing.set_aside import MAX_TOPICS, AsideRequest, Outcome, SetAside
 from headrace.hub.sequencer import Published

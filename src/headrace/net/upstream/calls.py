@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from headrace.client.link.requests import LinkSession, LostTubeError, Make
 from headrace.errors import HeadraceError, RefusedError, UnavailableError, UnexpectedError
-from headrace.hub.publishing.publish_relay import UNKNOWN, silence_after, silence_of
+from headrace.hub.publishing.relaying.backlog import silence_after, silence_of
+from headrace.hub.publishing.relaying.publishes import UNKNOWN
 from headrace.hub.sequencer import Commit, Opened, Opening, Published, WhenNewest, WhenOpened, WhenPublished
 from headrace.message import Batch
 from headrace.net.upstream.log_alignment import call

@@ -27,7 +27,7 @@ from headrace.client.reconnect import DialPlan, redial
 from headrace.config import Address, Settings
 from headrace.errors import LostRangeError, StorageError, UsageError
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.push_relay import PushRelay
+from headrace.hub.publishing.relaying.pushes import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.log.snapshots.snapshot import Snapshot

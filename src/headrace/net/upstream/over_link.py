@@ -2,8 +2,8 @@
 
 One tube at a time. On each new one the two logs are compared (:mod:`~headrace.net.upstream.log_alignment`); then this
 hub copies the other log from its own tail on, messages and entries as they come, and sends the requests that are due of
-:class:`~headrace.hub.publishing.publish_relay.PublishRelay`; others are :mod:`~headrace.net.upstream.calls`. The relay
-and the hub decide; this module moves the bytes.
+:class:`~headrace.hub.publishing.relaying.publishes.PublishRelay`; others are :mod:`~headrace.net.upstream.calls`. The
+relay and the hub decide; this module moves the bytes.
 
 The upstream hub is asked for its head every second. One that holds the connection and gives no answer counts as lost,
 at the beginning too, so that the next of several hosts has its turn.
@@ -38,9 +38,11 @@ from headrace.errors import (
     UnreachableError,
     UsageError,
 )
-from headrace.hub.publishing.passed import pack_passed
-from headrace.hub.publishing.publish_relay import PublishRelay, RelayRequest, silence_of
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.relaying.backlog import silence_of
+from headrace.hub.publishing.relaying.passed import pack_passed
+from headrace.hub.publishing.relaying.publishes import PublishRelay
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.log import Log

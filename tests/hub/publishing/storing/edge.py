@@ -6,12 +6,12 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from tests.hub.publishing.test_publish_relay import Root, payloads
+from tests.hub.publishing.relaying.test_publishes import Root, payloads
 
 from headrace.errors import FullError, HeadraceError, StorageError
 from headrace.hub.publishing.idempotent import IdempotentPublishing
-from headrace.hub.publishing.publish_relay import RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.hub.publishing.storing.kept_requests import KeptRequest
 from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.publishing.storing.set_aside import SetAside

@@ -8,8 +8,8 @@ from random import Random
 from uuid import UUID
 
 import pytest
+from tests.hub.publishing.relaying.test_publishes import Root
 from tests.hub.publishing.storing.edge import Edge
-from tests.hub.publishing.test_publish_relay import Root
 
 from headrace.errors import DamagedError
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers

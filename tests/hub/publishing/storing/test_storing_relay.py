@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from tests.hub.publishing.relaying.test_publishes import Root, payloads
 from tests.hub.publishing.storing.edge import PATIENCE, Edge, full
-from tests.hub.publishing.test_publish_relay import Root, payloads
 
 from headrace.errors import (
     FullError,
@@ -23,8 +23,8 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.hub.holds import hold
-from headrace.hub.publishing.publish_relay import RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.sequencer import KEPT, Claim, Opened, Opening, Published, is_kept
 from headrace.hub.state import entry

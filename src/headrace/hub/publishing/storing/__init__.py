@@ -1,1 +1,1 @@
-"""Store and forward: what a frontend keeps while its upstream hub is away."""
+"""Store and forward: a frontend keeps messages while its upstream hub is away."""

@@ -1,14 +1,14 @@
-"""Requests as the outbox keeps them, and how they are read from its log: small ones are joined to go up together.
+"""Requests as the outbox keeps them, and how they are read from its log: small ones are joined and go up together.
 
-A request that is sent again must be the one that was sent before, or the hub above cannot recognise it. So what goes up
-together is decided before it is sent, and written down:
+A request that is sent again must be the same as before, or the upstream hub cannot recognise it. So which requests go
+up together is decided and written down before they are sent:
 
 - Rows that this hub numbers are kept under the number of a **group** (:class:`Groups`). All requests of a group go up
   as one. A group is closed when it is large enough, before anything else is kept, and when it is about to be sent.
-- A publisher's own requests that continue one another are joined as they are read. The hub above recognises each of
-  their rows by its number, however they are cut.
+- A publisher's own consecutive requests are joined as they are read. The upstream hub recognises each of their rows by
+  its number, however they are cut.
 
-A joined request that is refused for good is taken apart, so that only what was meant is set aside: the members of a
+A joined request that is refused for good is taken apart, so that only the offending part is set aside: the members of a
 group get numbers of their own (:attr:`Renamed.members`).
 """
 
@@ -19,24 +19,24 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headrace.hub.publishing.publish_relay import RelayRequest
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.message import Batch
 
 PART: Final = "outbox"
 """The outbox's part of its state, and the first word of its entries' topics."""
 
 TOGETHER: Final = 512 << 10
-"""Requests are joined up to about this size."""
+"""Approximate size up to which requests are joined."""
 
 MOST_JOINED: Final = 4096
-"""Requests that are joined."""
+"""Most requests that are joined."""
 
 
 class KeptTerms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of a request beside its rows."""
+    """What is kept of a request in addition to its rows."""
 
     batches: int
-    """How many follow: its rows, and a mark if they are passed on."""
+    """Number of batches that follow: the request's rows, and a mark if they are passed on."""
     messages: int
     size: int
     passed: bool = False
@@ -45,19 +45,19 @@ class KeptTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     client: str = ""
     retry: int | None = None
     since: int = 0
-    """A position of the frontend's log before which it was never sent."""
+    """A position of the frontend's log before which the request was never sent."""
     group: int | None = None
-    """The number of its group, under which it goes up; by default its mark's own."""
+    """The number of its group, under which it goes up; ``None`` for the number of its own mark."""
 
 
 class KeptRequest(NamedTuple):
-    """A request, or several that are joined, as the outbox has them: up to operation ``last_op`` of its log."""
+    """A request, or several joined ones, as the outbox has them; ``last_op`` is their last operation in its log."""
 
     ops: tuple[int, ...]
-    """Where each of the requests begins."""
+    """The first operation of each of the requests."""
     last_op: int
     time: int
-    """When it was kept, in µs since 1970."""
+    """Time when it was kept, in µs since 1970."""
     terms: KeptTerms
     rows: Sequence[Batch]
     publisher: str
@@ -68,19 +68,19 @@ class KeptRequest(NamedTuple):
 
     @property
     def op(self) -> int:
-        """Where it begins."""
+        """The first operation."""
         return self.ops[0]
 
     @property
     def end(self) -> int:
-        """Of a publisher's own rows, the number after the last."""
+        """The number after the last row, if the rows have a publisher's numbers."""
         return self.number + sum(map(len, self.rows))
 
 
 class Renamed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Marks of the name ``old`` from ``number`` on go under ``new``, from 0 on.
+    """A new name: marks of ``old`` from ``number`` on go under ``new``, counted from 0.
 
-    With ``members``, what shares ``number`` is taken apart: each of so many by its own mark, which are counted from
+    With ``members``, the group with ``number`` is taken apart: each of its members goes by its own mark, counted from
     ``first`` on.
     """
 
@@ -92,7 +92,7 @@ class Renamed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def known_as(renamed: Sequence[Renamed], publisher: str, number: int, mark: int) -> tuple[str, int]:
-    """Return the name and the number by which something goes up, after all that was renamed."""
+    """Return the name and the number under which a request goes up, after all renamings."""
     for each in renamed:
         if publisher != each.old or number < each.number:
             continue
@@ -105,7 +105,7 @@ def known_as(renamed: Sequence[Renamed], publisher: str, number: int, mark: int)
 
 
 class Groups:
-    """Names and numbers for requests that have none: each its own mark, and one number for a group of them."""
+    """Names and numbers for requests that have none: each gets a mark of its own and the number of its group."""
 
     def __init__(self, make_name: Callable[[], str]) -> None:
         self._make_name = make_name
@@ -123,18 +123,18 @@ class Groups:
         return self._group
 
     def close(self) -> None:
-        """Begin the next group: this one is about to be sent."""
+        """Begin the next group, since this one is about to be sent."""
         if self._members:
             self._group += 1
             self._members = self._size = 0
 
     def end_before(self, publisher: str) -> None:
-        """Close the group unless a request has its name: the members of a group stand together in the outbox."""
+        """Close the group before another publisher's request: a group's members stand together in the outbox."""
         if publisher != self._name:
             self.close()
 
     def leave_gap(self, request: RelayRequest) -> bool:
-        """Begin anew after a request that was not kept, if it has this name: its group may have no others."""
+        """Take a new name if a request with this name was not kept: its group may have no other members."""
         if request.publisher != self._name:
             return False
         self._name, self._mark, self._group = self._make_name(), 0, 0
@@ -143,10 +143,10 @@ class Groups:
 
 
 class KeptReader:
-    """Makes requests of what is read from the outbox's log from operation ``op`` on, piece by piece.
+    """Makes requests from the outbox's log, which is read piece by piece from operation ``op`` on.
 
-    Those that are ``done`` already are not joined with others. Those of publishers' own numbers up to operation
-    ``apart`` are not joined at all.
+    Requests that are ``done`` already are not joined with others. Requests with publishers' own numbers are not joined
+    at all up to operation ``apart``.
     """
 
     def __init__(self, op: int, renamed: Sequence[Renamed], done: Collection[int], apart: int = 0) -> None:
@@ -160,7 +160,7 @@ class KeptReader:
         self._joined: list[KeptRequest] = []
 
     def take(self, batches: Sequence[Batch]) -> list[KeptRequest]:
-        """Take the next operations; return the requests that are whole now."""
+        """Take the next operations; return the requests that are complete now."""
         found: list[KeptRequest] = []
         for batch in batches:
             self.op = batch.last_op + 1
@@ -176,13 +176,13 @@ class KeptReader:
                 if self._joined and not self._joins(self._joined[-1], request):
                     found += self.rest()
                 self._joined.append(request)
-        # More of a group may follow. Rows that have numbers of their own can go up however they are cut.
+        # A group may have more members. Rows with numbers of their own can go up in any parts.
         if self._joined and not self._joined[0].terms.passed:
             found += self.rest()
         return found
 
     def rest(self) -> list[KeptRequest]:
-        """Return the requests that more might have followed."""
+        """Return the joined requests that wait for more members."""
         joined, self._joined = self._joined, []
         return [_join(joined)] if joined else []
 
@@ -199,7 +199,7 @@ class KeptReader:
         )
 
     def _joins(self, before: KeptRequest, request: KeptRequest) -> bool:
-        """Whether a request goes up together with the one before it."""
+        """Return whether a request goes up together with the previous one."""
         mine, theirs = request.terms, before.terms
         if request.publisher != before.publisher or mine.passed is not theirs.passed:
             return False

@@ -1,17 +1,17 @@
 """The outbox: requests that a frontend keeps on its disk until its upstream hub has them.
 
-It is a log of its own beside the frontend's, with the same framing, syncs and recovery, and a hub around it that owns
-no door. A kept request is one append: an entry that describes it, its rows, and for rows that this hub or another one
-relays the mark under which they are known upstream. So what was acknowledged as kept is there after a crash, whole,
-under the numbers it is sent with, however often.
+It is a log of its own beside the frontend's, with the same framing, syncs and recovery, and a hub without doors around
+it. A kept request is one append: an entry that describes it, its rows, and, for rows that a hub relays, the mark under
+which the upstream hub knows them. So a request that was acknowledged as kept is complete after a crash, and keeps the
+numbers under which it is sent.
 
-Publishers' numbers are judged here as they are upstream (:class:`~headrace.hub.publishing.idempotent`): a request that
-comes again is the one that is kept, and the same numbers with other content are a conflict. Who holds a publisher's
-name is a matter of the frontend's own state.
+Publishers' numbers are judged here as they are upstream (:class:`~headrace.hub.publishing.idempotent`): a repeat is
+recognised, and the same numbers with other content are a conflict. The frontend's own state says who holds a
+publisher's name.
 
-Entries besides ``kept`` say how far the upstream hub has it all (``settled``), that marks are counted anew after one
-that it refused, or each by itself (``renamed``), that a publisher's message was refused (``refused``), and which
-history the messages are for (``history``).
+Other entries than ``kept`` say up to where the upstream hub has everything (``settled``), that marks are counted anew
+after one that it refused, or each by itself (``renamed``), that a publisher's message was refused (``refused``), and
+which history the messages are for (``history``).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ MAX_UNCOMMITTED: Final = 16 << 20
 """Bytes that may wait for the disk before publishers are made to wait."""
 
 REQUEST_COST: Final = 512
-"""About what a request takes beside its rows, on the disk and in the index of its places."""
+"""Approximate bytes that a request takes in addition to its rows, on the disk and in the index of its places."""
 
 WhenNoted: TypeAlias = Callable[[bool], None]
-"""Called once an entry is committed, or, with false, once the disk has refused it."""
+"""Called with true once an entry is committed, or with false once the disk has refused it."""
 
 
 class _Settled(msgspec.Struct, frozen=True):
-    """How far the upstream hub has it all: to before operation ``op``, so much since the outbox was made."""
+    """What the upstream hub has: everything before operation ``op``, with totals since the outbox was made."""
 
     op: int
     seq: int
@@ -55,7 +55,7 @@ class _Settled(msgspec.Struct, frozen=True):
 
 
 class Waiting(NamedTuple):
-    """What is kept and not yet upstream."""
+    """Totals of requests that were kept."""
 
     requests: int
     messages: int
@@ -63,7 +63,7 @@ class Waiting(NamedTuple):
 
 
 class KeptNumbers(PublisherNumbers):
-    """The numbers of what is kept; who holds a name is known from the frontend's own log."""
+    """The numbers of kept messages; the frontend's own log says who holds a name."""
 
     def __init__(self, above: PublisherNumbers) -> None:
         super().__init__()
@@ -74,16 +74,16 @@ class KeptNumbers(PublisherNumbers):
         return self._above.holder(publisher)
 
     def has_after(self, publisher: str, seq: int) -> bool:
-        """Whether anything of a publisher was kept after message ``seq`` of the outbox."""
+        """Return whether any message of a publisher was kept after message ``seq`` of the outbox."""
         known = self._publishers.get(publisher)
         return known is not None and bool(known.spans) and known.spans[-1].seq > seq
 
     def clear(self) -> None:
-        """Forget all numbers: the upstream hub knows them."""
+        """Forget all numbers, since the upstream hub knows them."""
         super().__init__()
 
     def forget(self, publisher: str) -> None:
-        """Forget a publisher of which something was refused: what it sends again is no repeat."""
+        """Forget a publisher whose message was refused: what it sends again is not a repeat."""
         known = self._publishers.pop(publisher, None)
         if known is not None:
             self._spans -= len(known.spans)
@@ -102,12 +102,12 @@ class OutboxState:
         """The uuid of the log that the messages are for."""
         self.settled = _Settled(1, 0, 0, 0, 0)
         self.kept = Waiting(0, 0, 0)
-        """All that was ever kept."""
+        """Totals of everything ever kept."""
         self.renamed: list[Renamed] = []
 
     @property
     def waiting(self) -> Waiting:
-        """What is not upstream yet."""
+        """Totals of what is not upstream yet."""
         kept, settled = self.kept, self.settled
         return Waiting(
             kept.requests - settled.requests, kept.messages - settled.messages, kept.size - settled.size
@@ -124,7 +124,7 @@ class OutboxState:
                 settled = msgspec.json.decode(payload, type=_Settled)
                 if settled.op >= self.settled.op:
                     self.settled = settled
-                # By this entry, not by a later note that is not committed yet: after a crash it must be the same.
+                # Decide by this entry, not by a later uncommitted note: the result must be the same after a crash.
                 if settled.requests == self.kept.requests:
                     self.renamed.clear()
                     self._numbers.clear()
@@ -150,7 +150,7 @@ class OutboxState:
 
 
 class Outbox:
-    """What is kept for the hub that numbers the log ``history``; ``most`` bounds its bytes."""
+    """Requests that are kept for the hub that numbers the log ``history``; ``most`` bounds their bytes."""
 
     def __init__(
         self,
@@ -167,22 +167,22 @@ class Outbox:
         self.state = OutboxState(self.numbers)
         self.hub = Hub(log, node, max_uncommitted=MAX_UNCOMMITTED, state=HubState(self.state, self.numbers))
         self.writing = 0
-        """Requests on their way to the disk."""
+        """Number of requests on their way to the disk."""
         self.aside_bytes = 0
-        """Bytes of what the upstream hub refused; they count against the bound."""
+        """Bytes of messages that the upstream hub refused; they count against the bound."""
         self.noted: Callable[[], None] = lambda: None
-        """Called when what is settled is safely noted; set by the relay."""
+        """Called when it is safe on the disk what is settled; set by the relay."""
         self.hurry: Callable[[], None] = lambda: None
-        """Asks for a sync: the relay waits for one. Set by the driver."""
+        """Asks for a sync, which the relay waits for; set by the driver."""
         self._safe = self.state.settled.requests
-        """Requests of which it is safe on the disk that the upstream hub has them."""
+        """Number of requests that are safely noted to be upstream."""
         self._noting = 0
-        """Notes on their way to the disk."""
+        """Number of notes on their way to the disk."""
         self._written: deque[tuple[int, int]] = deque()
-        """Notes that the next sync makes safe: their operation, and how many requests were settled."""
+        """Notes that the next sync makes safe: their operation, and the number of settled requests."""
         self.publishing = IdempotentPublishing(self.hub, self.numbers, elsewhere)
         self._coming = 0
-        """Bytes of those requests."""
+        """Bytes of the requests that are on their way to the disk."""
         if self.state.history not in ("", str(history)) and self.state.waiting.requests:
             raise UsageError(
                 f"{log.directory} holds {self.state.waiting.messages} messages for the log {self.state.history}, and "
@@ -193,7 +193,7 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether the upstream hub has everything, and nothing is on its way here."""
+        """Whether the upstream hub has everything, and nothing is on its way to the disk."""
         return not self.writing and not self.state.waiting.requests
 
     @property
@@ -202,7 +202,7 @@ class Outbox:
         return self.state.waiting.size + self._coming + self.aside_bytes
 
     def oldest(self) -> int | None:
-        """Return when the oldest request was kept, in µs since 1970."""
+        """Return the time when the oldest request was kept, in µs since 1970."""
         log, op = self.hub.log, self.state.settled.op
         first = log.read_ops(op, op) if self.state.waiting.requests else []
         return first[0].time if first else None
@@ -221,10 +221,10 @@ class Outbox:
         since: int,
         group: int | None = None,
     ) -> None:
-        """Keep a request; ``reply`` gets :data:`~headrace.hub.sequencer.KEPT` once it is as safe as the log's own.
+        """Keep a request; ``reply`` gets :data:`~headrace.hub.sequencer.KEPT` once it is as safe as a commit.
 
-        ``passed`` rows are known by a mark here, and upstream by their ``group`` if they have one; others by their own
-        numbers.
+        ``passed`` rows are recognised by a mark here, and upstream by their ``group`` if they have one; other rows by
+        their own numbers.
         """
         size += REQUEST_COST
         if self.size + size > self.most:
@@ -255,12 +255,12 @@ class Outbox:
 
         preceding = [described, *rows] if passed else [described]
         batch = mark(publisher, number) if passed else rows[0]
-        # Whether it follows what came before is judged upstream, where that is known.
+        # The upstream hub judges whether it follows the previous request, since only it knows that.
         judged = Claim() if passed else claim._replace(retry=None)
         self.publishing.publish(batch, kept, preceding=preceding, claim=judged)
 
     def settle(self, upto: KeptRequest, requests: int, messages: int, size: int) -> None:
-        """Note that the upstream hub has, or has refused, everything up to a request: so many more than before."""
+        """Note that the upstream hub has taken or refused everything up to a request; add to the totals."""
         before = self.state.settled
         settled = _Settled(
             upto.last_op + 1,
@@ -269,20 +269,20 @@ class Outbox:
             before.messages + messages,
             before.size + size,
         )
-        # At once, though it is not committed yet: the next note adds to this one.
+        # Apply it at once, before it is committed: the next note adds to this one.
         self.state.settled = settled
         self._note()
 
     @property
     def unnoted(self) -> int:
-        """How many requests the upstream hub has of which a power cut would let this hub forget that.
+        """Number of requests that are upstream, but not safely noted as such.
 
-        They are then sent again, and the upstream hub recognises so many.
+        After a power cut they are sent again, and the upstream hub must recognise all of them.
         """
         return self.state.settled.requests - self._safe
 
     def note_again(self) -> None:
-        """Write down what is settled if the disk has refused that; it may have room now."""
+        """Write again what is settled, if the disk refused that before; it may have room now."""
         if self.unnoted and not self._noting and not self._written and self.hub.failed is None:
             self._note()
 
@@ -303,20 +303,20 @@ class Outbox:
                 return
             self._written.append((result.last_op, settled.requests))
             if self.hub.log.fsync != "interval":
-                # What is committed is as safe as it will be.
+                # A commit is as safe as it can be.
                 self.synced(result.last_op)
 
         self._noting += 1
         self.hub.submit(entry(PART, "settled", msgspec.json.encode(settled)), noted)
 
     def leave_out(self, op: int) -> None:
-        """Read from operation ``op`` on from now on: the outbox is empty, and what is before may be removed."""
+        """Skip everything before operation ``op``: the outbox is empty, and older segments may be removed."""
         self.state.settled = msgspec.structs.replace(self.state.settled, op=op)
 
     def refuse(self, request: KeptRequest, new: str | None, done: WhenNoted) -> None:
         """Note that the upstream hub refused a request for good.
 
-        It has none of the marks after a refused one, so those are counted anew under the name ``new``.
+        The upstream hub also refused the marks after it, so those are counted anew under the name ``new``.
         """
         if request.terms.passed:
             self.rename(request, request.number + 1, new or "", done)
@@ -325,11 +325,11 @@ class Outbox:
             self.hub.submit(refused, lambda result: done(isinstance(result, Batch)))
 
     def rename(self, request: KeptRequest, number: int, new: str, done: WhenNoted) -> None:
-        """Count the marks of a request's name anew from ``number`` on: the upstream hub has none of them."""
+        """Count the marks of a request's name from ``number`` on anew, since the upstream hub has none of them."""
         self._rename(Renamed(request.publisher, number, new), done)
 
     def take_apart(self, request: KeptRequest, new: str, done: WhenNoted) -> None:
-        """Let the members of a group go up one by one, and after them what follows it, under the name ``new``."""
+        """Let the members of a group go up one by one, and then all that follows, under the name ``new``."""
         self._rename(Renamed(request.publisher, request.number, new, len(request.ops), request.mark), done)
 
     def _rename(self, renamed: Renamed, done: WhenNoted) -> None:

@@ -1,11 +1,11 @@
-"""Messages that were kept here and that the upstream hub refused for good: a log of their own, until a person decides.
+"""Messages that were kept here and refused upstream for good: they have a log of their own until a person decides.
 
-``headrace log dump`` reads it like any other. An entry before the messages of a request says whose they are and why
-they were refused; a later entry, that they were sent again or dropped. A request is set aside once, even if a crash
-comes before the outbox has noted that it was.
+``headrace log dump`` reads it like any other log. An entry before the messages of a request says whose they are and why
+they were refused; a later entry says that they were sent again or dropped. A request is set aside once, even if a crash
+comes before the outbox has noted that.
 
-What is sent again goes without its publisher's number, which somebody else may have used since, and with a mark that
-names the request: sent twice, because of a crash, it is taken once.
+Messages are sent again without their publisher's numbers, which somebody else may have used since, and with a mark that
+names the request: if a crash makes them be sent twice, they are taken once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from headrace.errors import HeadraceError, RefusedError
 from headrace.hub.publishing.idempotent import mark
-from headrace.hub.publishing.passed import column_texts
+from headrace.hub.publishing.relaying.passed import column_texts
 from headrace.hub.publishing.storing.kept_requests import KeptRequest
 from headrace.hub.state import entry
 from headrace.log import Log
@@ -30,13 +30,13 @@ _PART: Final = "aside"
 _DONE: Final = "aside-done"
 
 MAX_TOPICS: Final = 5
-"""Topics that are listed of a request."""
+"""Most topics that are listed for a request."""
 
 Outcome: TypeAlias = Literal["retried", "dropped"]
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Whose messages were refused, and why."""
+    """The publisher whose messages were refused, and the reason."""
 
     publisher: str
     number: int
@@ -47,9 +47,9 @@ class AsideRequest(msgspec.Struct):
     """A request that was set aside, as it is listed."""
 
     request: str
-    """Its name, by which it is sent again or dropped."""
+    """The request's name, for sending it again or dropping it."""
     time: int
-    """When it was set aside, in µs since 1970."""
+    """Time when it was set aside, in µs since 1970."""
     publisher: str
     number: int
     reason: str
@@ -60,24 +60,24 @@ class AsideRequest(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Place:
-    """Where the rows of a request are: between which operations."""
+    """The operations between which a request's rows are."""
 
     request: AsideRequest
     mark: str
-    """The name of its mark: which outbox it was in, and from which operation on."""
+    """The name of its mark: the outbox that it was in, and its first operation there."""
     first: int
     last: int
 
 
 class SetAside:
-    """The messages set aside from the outbox ``outbox``, one thread at a time."""
+    """The messages set aside from the outbox named ``outbox``; for one thread at a time."""
 
     def __init__(self, log: Log, outbox: UUID) -> None:
         self.log = log
         self._outbox = outbox
         self._last = ""
         self._waiting: dict[str, _Place] = {}
-        """What nobody has dealt with, in order."""
+        """Requests that nobody has dealt with, in order."""
         self._newest: _Place | None = None
         """The request whose rows come next."""
         for batch in log.scan_ops(log.first_op):
@@ -85,33 +85,33 @@ class SetAside:
 
     @property
     def requests(self) -> list[AsideRequest]:
-        """Those that nobody has dealt with, oldest first."""
+        """Return the requests that nobody has dealt with, oldest first."""
         return [place.request for place in list(self._waiting.values())]
 
     @property
     def messages(self) -> int:
-        """How many messages they have."""
+        """Number of messages in those requests."""
         return sum(request.messages for request in self.requests)
 
     @property
     def size(self) -> int:
-        """Bytes on the disk, if there is anything."""
+        """Bytes on the disk; 0 if nothing is set aside."""
         return self.log.size if self.log.tail_op else 0
 
     def put(self, request: KeptRequest, error: HeadraceError, time: int) -> None:
-        """Add a request, unless it is there; it waits for the disk."""
+        """Add a request unless it is there; this waits for the disk."""
         refusal = Refusal(request.publisher, request.number, str(error))
         described = entry(_PART, f"{self._outbox}/{request.op}", msgspec.json.encode(refusal))
         if described.topic != self._last:
             self._append((described, *request.rows), time)
 
     def rows(self, name: str) -> list[Batch]:
-        """Return what to pass on to the hub that numbers messages, with its mark last; it reads from the disk."""
+        """Read the rows to pass on to the hub that numbers messages, with their mark last; this waits for the disk."""
         place = self._find(name)
         return [*map(_unnumbered, self.log.scan_ops(place.first, place.last)), mark(place.mark, 0)]
 
     def finish(self, name: str, outcome: Outcome, time: int) -> None:
-        """Note that a request is dealt with; it waits for the disk."""
+        """Note that a request is dealt with; this waits for the disk."""
         self._find(name)
         self._append((entry(_DONE, name, outcome.encode()),), time)
 

@@ -14,17 +14,17 @@ from tests.net.raw import until
 from headrace.errors import HeadraceError, MalformedError, UnavailableError
 from headrace.hub.holds import hold
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.publishing.passed import pack_passed
-from headrace.hub.publishing.primary_client import PrimaryClient
-from headrace.hub.publishing.primary_requests import (
+from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.query_marks import Queries
+from headrace.hub.publishing.relaying.passed import pack_passed
+from headrace.hub.publishing.relaying.primary_client import PrimaryClient
+from headrace.hub.publishing.relaying.primary_requests import (
     NOT_THE_PRIMARY,
     PrimaryAnswer,
     PrimaryRequest,
     parse_bulk,
     serialize_answer,
 )
-from headrace.hub.publishing.publisher_numbers import PublisherNumbers
-from headrace.hub.publishing.query_marks import Queries
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Published
 from headrace.hub.state import HubState, entry

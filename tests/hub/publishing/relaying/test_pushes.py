@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError
-from headrace.hub.publishing.push_relay import PushRelay
+from headrace.hub.publishing.relaying.pushes import PushRelay
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import UNCLAIMED, Commit, Published
 from headrace.log import Log

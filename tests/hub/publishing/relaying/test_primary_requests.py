@@ -17,7 +17,7 @@ from headrace.errors import (
     RefusedError,
     UnavailableError,
 )
-from headrace.hub.publishing.primary_requests import (
+from headrace.hub.publishing.relaying.primary_requests import (
     PrimaryAnswer,
     body_for,
     parse_answer,
@@ -28,7 +28,7 @@ from headrace.hub.publishing.primary_requests import (
     serialize_answer,
     serialize_request,
 )
-from headrace.hub.publishing.publish_relay import RelayRequest
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.hub.sequencer import Published
 from headrace.message import SCHEMA, Batch, Run
 

@@ -1,13 +1,13 @@
 """A node's requests to the primary of its cluster, whichever node that is now.
 
-A node that is not primary relays everything published at it (:mod:`~headrace.hub.publishing.publish_relay`). Its
+A node that is not primary relays everything published at it (:mod:`~headrace.hub.publishing.relaying.publishes`). Its
 requests go to the primary as Publish parcels, and the answers come back as Acks on the same connection. When the
-primary changes or the connection is lost, every unanswered request is sent again; when this node itself becomes
+primary changes or the connection is lost, every unanswered request is sent again. When this node itself becomes
 primary, it answers its own requests.
 
 Commits and questions about a publisher's newest number are **calls**: they are retried until a primary answers, for at
-most ``patience`` seconds after one last did. One that a connected primary leaves unanswered ends as a publish does,
-after the same silence. The rows of a commit are sent before it, request by request. The primary keeps the rows of one
+most ``patience`` seconds after the last answer. A call that a connected primary leaves unanswered ends after the same
+silence as a publish. The rows of a commit are sent before it, request by request. The primary keeps the rows of one
 commit per node, so the next call waits until the commit itself is sent.
 
 Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PrimaryClient.schedule` asks for a later
@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.hub.publishing.intake import PublishIntake
-from headrace.hub.publishing.primary_requests import (
+from headrace.hub.publishing.relaying.backlog import silence_after
+from headrace.hub.publishing.relaying.primary_requests import (
     MISSING,
     NOT_PRIMARY,
     PrimaryAnswer,
@@ -37,7 +38,8 @@ from headrace.hub.publishing.primary_requests import (
     request_for,
     serialize_request,
 )
-from headrace.hub.publishing.publish_relay import UNKNOWN, PublishRelay, RelayRequest, silence_after
+from headrace.hub.publishing.relaying.publishes import UNKNOWN, PublishRelay
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Opening, WhenNewest, WhenOpened, WhenPublished
 from headrace.message import Batch
@@ -45,7 +47,7 @@ from headrace.wire.link.message import PUBLISHED, body_of
 from headrace.wire.parcel.body import Ack, Publish
 
 MAX_WAITING: Final = 64 << 20
-"""Bytes under way to the primary beyond which publishers have to wait."""
+"""Bytes on their way to the primary above which publishers have to wait."""
 
 _STAGE_BYTES: Final = 4 << 20
 _RETRY_SECONDS: Final = 0.05
@@ -69,18 +71,18 @@ class PrimaryStream(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """Requests that are repeated from the first on until a primary has answered them all."""
+    """Requests that are sent again, from the first on, until a primary has answered all of them."""
 
     make: _Make
     left: Iterator[tuple[PrimaryRequest, Rows]]
-    """Requests that are not sent yet."""
+    """The requests that are not sent yet."""
     reply: _WhenEnded
     begun: float
     ready_at: float
     silence: float
-    """For how many seconds the primary may leave a request unanswered."""
+    """Seconds that the primary may leave a request unanswered."""
     asked: float = 0.0
-    """When the newest request was sent."""
+    """Time when the newest request was sent."""
 
 
 class PrimaryClient(PublishRelay):
@@ -99,35 +101,35 @@ class PrimaryClient(PublishRelay):
         )
         self.wake = self._send_due
         self.schedule: Callable[[float], None] = lambda _: None
-        """Asks the driver to call :meth:`tick` at this time, besides its few calls per second."""
+        """Asks the driver to call :meth:`tick` at this time, in addition to its few calls per second."""
         self._intake = intake
         self._now = now
         self._stream: PrimaryStream | None = None
         self._here = False
         self._view = 0
         self._requests = 0
-        """Number of requests sent: each has its own on the wire, beside the numbers that the relay gives."""
+        """Number of requests sent, which numbers them on the wire; the relay's numbers are others."""
         self._unanswered: dict[int, Callable[[PrimaryAnswer | None], None]] = {}
-        """By request on this stream; called with ``None`` if no answer will come."""
+        """Handlers of answers, by request on this stream; called with ``None`` if no answer will come."""
         self._retry: tuple[PrimaryStream, int, float] | None = None
-        """The stream to return to, its view, and when."""
+        """The stream to return to, its view, and the time for that."""
         self._calls: deque[_Call] = deque()
         """Calls that wait for their turn."""
         self._calling: _Call | None = None
         """The call whose requests are being sent."""
         self._sent_calls: set[_Call] = set()
-        """Calls whose last request is sent."""
+        """Calls whose last request was sent."""
         self._blocked = False
-        """Whether the next request of a call waits for the answer to the one before."""
+        """Whether the next request of a call waits for the previous answer."""
         self._advancing = False
         self._scheduled = 0.0
-        """When the last retry of calls is due."""
+        """Time of the latest retry that is scheduled."""
         self._heard = 0.0
-        """When a primary last answered a call."""
+        """Time when a primary last answered a call."""
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way."""
+        """Whether any request or call is unanswered."""
         return bool(self.size or self._calls or self._calling or self._sent_calls)
 
     def commit(
@@ -144,7 +146,7 @@ class PrimaryClient(PublishRelay):
         )
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
-        """Find out a publisher's highest number."""
+        """Ask for a publisher's highest number."""
 
         def ended(answer: PrimaryAnswer | HeadraceError) -> None:
             reply(answer.refused or answer.newest if isinstance(answer, PrimaryAnswer) else answer)
@@ -166,7 +168,7 @@ class PrimaryClient(PublishRelay):
         if stream is self._stream and view == self._view and not self._here:
             return
         self._drop()
-        # Those who have staged rows here commit them elsewhere.
+        # Nodes that have staged rows here commit them at another node now.
         self._intake.forget_all()
         self._stream, self._view = stream, view
         if stream is not None:
@@ -174,7 +176,7 @@ class PrimaryClient(PublishRelay):
             self._advance()
 
     def aim_here(self, now: float) -> None:
-        """Answer the requests that are left here: this node is the primary now."""
+        """Answer all open requests here, since this node is the primary now."""
         self._now = now
         self._drop()
         self._here = True
@@ -182,18 +184,18 @@ class PrimaryClient(PublishRelay):
         self._advance()
 
     def acknowledged(self, stream: object, ack: Ack, bulk: bytes, now: float) -> None:
-        """Take the primary's answer."""
+        """Handle the primary's answer."""
         self._now = now
         if stream is not self._stream:
             return
-        # A malformed answer raises, which ends the connection: the request is sent again.
+        # A malformed answer raises an error, which ends the connection; the request is sent again.
         answer = parse_answer(bulk)
         waiting = self._unanswered.pop(ack.request, None)
         if waiting is not None:
             waiting(answer)
 
     def tick(self, now: float) -> None:
-        """Refuse what has waited too long, and retry what is due."""
+        """Refuse requests that have waited too long, and retry those that are due."""
         self._now = now
         super().tick(now)
         for call in [call for call in self._calls if now >= max(call.begun, self._heard) + self._patience]:
@@ -228,7 +230,7 @@ class PrimaryClient(PublishRelay):
             reply(None)
 
     def _not_primary(self) -> None:
-        """Send everything again soon, in the same order: the node is not the primary, or not yet."""
+        """Send everything again soon, in the same order, since the node is not the primary, or not yet."""
         stream, view = self._stream, self._view
         if stream is None:
             return
@@ -254,7 +256,7 @@ class PrimaryClient(PublishRelay):
     # Rows
 
     def _send_due(self) -> None:
-        # Take all before sending one: this node may answer at once, which calls this again.
+        # Take all requests before sending one: this node may answer at once, which calls this again.
         for request in tuple(self.due(here=self._here)):
             body = body_for(request, self._hub.log.uuid)
             self._request(request_for(request), body, partial(self._rows_answered, request))
@@ -281,13 +283,13 @@ class PrimaryClient(PublishRelay):
             yield self._calling
 
     def _forget(self, call: _Call) -> None:
-        """Await no answer to a call any more, and let the next one have its turn."""
+        """Stop waiting for the answer to a call, so that the next one has its turn."""
         self._sent_calls.discard(call)
         if call is self._calling:
             self._calling, self._blocked = None, False
 
     def _advance(self) -> None:
-        """Send the requests of calls, one call after the other, until an answer must be awaited."""
+        """Send the requests of one call after another, until an answer must be awaited."""
         if self._advancing:
             return
         self._advancing = True
@@ -314,7 +316,7 @@ class PrimaryClient(PublishRelay):
 
     def _call_answered(self, call: _Call, request: PrimaryRequest, answer: PrimaryAnswer | None) -> None:
         if call is not self._calling and call not in self._sent_calls:
-            return  # It was given up.
+            return  # The call was given up.
         staged = request.kind == "stage"
         if staged:
             self._blocked = False
@@ -327,7 +329,7 @@ class PrimaryClient(PublishRelay):
             call.ready_at = self._now + _RETRY_SECONDS
             self._calls.append(call)
             if call.ready_at != self._scheduled:
-                # Once, however many calls are lost together: each tick looks at all of them.
+                # Schedule it once for all calls that are lost together: each tick looks at all of them.
                 self._scheduled = call.ready_at
                 self.schedule(call.ready_at)
             if answer is not None and answer.error == NOT_PRIMARY:

@@ -1,7 +1,7 @@
-"""What a hub passes on to the hub that numbers messages: batches as bytes, messages and log entries in any order.
+"""Packs and unpacks what a hub passes on to the hub that numbers messages: messages and log entries in any order.
 
-They are packed as nodes pack their logs (:mod:`~headrace.log.replication_frames`), as if they were a whole log: counted
-from 1 on, without time and node. The numbering hub counts and stamps them anew, and adds a mark.
+Batches are packed as nodes pack their logs (:mod:`~headrace.log.replication_frames`), as if they were a whole log:
+counted from 1 on, without time and node. The numbering hub numbers and stamps them, and adds a mark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pack_passed(uuid: UUID, batches: Sequence[Batch]) -> bytes:
 
 
 def unpack_passed(body: memoryview, rows: int) -> tuple[UUID, list[Batch]]:
-    """Unpack the uuid of the log and batches of so many rows in all."""
+    """Unpack the uuid of the log, and batches that have ``rows`` rows in all."""
     try:
         uuid, batches = unpack(bytes(body), 1, rows)
     except MalformedError as error:
@@ -47,7 +47,7 @@ def column_texts(batch: Batch, name: str) -> list[str]:
 
 
 def number_range(batch: Batch) -> tuple[int, int] | None:
-    """Return the least and the greatest of the publishers' numbers in a batch, if it has any."""
+    """Return the lowest and the highest publisher's number in a batch, if it has any."""
     if batch.columns is None or "number" not in batch.columns.schema.names:
         return None if batch.number is None else (batch.number, batch.number + len(batch) - 1)
     found = pc.min_max(batch.columns.column("number")).as_py()

@@ -1,7 +1,7 @@
-"""What a node that is not primary asks the primary for, and the answers: the bulk of Publish and Ack parcels.
+"""The requests of a node to the primary, and the answers: the bulk of Publish and Ack parcels.
 
-A request is the length of a msgpack head, the head, and Arrow rows, or the frames of what the node passes on
-(:mod:`~headrace.hub.publishing.passed`). An answer is msgpack as well.
+A request is the length of a msgpack head, the head, and either Arrow rows or the frames that the node passes on
+(:mod:`~headrace.hub.publishing.relaying.passed`). An answer is msgpack as well.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from headrace.errors import (
     WireError,
 )
 from headrace.hub.publishing.idempotent import published
-from headrace.hub.publishing.passed import pack_passed
-from headrace.hub.publishing.publish_relay import RelayRequest
+from headrace.hub.publishing.relaying.passed import pack_passed
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.hub.sequencer import Claim, Opened, Published
 from headrace.message import Batch, merge
 from headrace.wire.link.message import PUBLISHED, body_of, rows_of
@@ -30,16 +30,16 @@ from headrace.wire.link.plain_rows import parse_published, published_body
 from headrace.wire.link.requests import Number
 
 MISSING: Final = "missing"
-"""Refusal code: rows were staged at another primary, or over another connection, and must come again."""
+"""Refusal code: rows were staged at another primary, or over another connection, and must be staged again."""
 
 NOT_PRIMARY: Final = "primary"
-"""Refusal code: the node that was asked is not, or not yet, the primary."""
+"""Refusal code: this node is not the primary, or not yet."""
 
 _MAX_REASON: Final = 1000
 _PADDING: Final = bytes(8)
 
 _FEW: Final = 16
-"""Messages up to which a body is made one by one; for more, Arrow is quicker."""
+"""Most messages whose body is made without Arrow; for more, Arrow is quicker."""
 
 Rows: TypeAlias = bytes | memoryview
 
@@ -49,27 +49,27 @@ class PrimaryRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     kind: Literal["pass", "publish", "newest", "open", "stage", "commit"]
     publisher: str = ""
-    """Owner of the number; of a stage or commit, the query."""
+    """Owner of the number; in a stage or commit, the query."""
     number: Number = 0
-    """Number of the first row; of a stage or commit, the query's batch."""
+    """Number of the first row; in a stage or commit, the query's batch."""
     follows: bool = False
     origin: str = ""
     rows: Number = 0
-    """Of a stage, how many of the commit's rows came before it; of a commit or a pass, how many it has in all."""
+    """In a stage, the number of the commit's rows before it; in a commit or a pass, the number of all its rows."""
     epoch: Number | None = None
     client: str = ""
     """The id of the client that asked the node."""
     retry: Number | None = None
     holder: str = ""
-    """Of an opening, who opens the name, and whom to name for it (``by``)."""
+    """In an opening, who opens the name, and under which name errors mention them (``by``)."""
     by: str = ""
     digest: Number = 0
-    """Of a commit, that of its rows, and by which a repeat is known (``token``)."""
+    """In a commit, the digest of its rows, and the ``token`` that identifies a repeat."""
     token: Number = 0
 
     @property
     def claim(self) -> Claim:
-        """What the publisher says about itself."""
+        """The publisher's claim to its name."""
         return Claim(self.epoch, self.client, self.retry)
 
 
@@ -80,7 +80,7 @@ class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     last: int | None = None
     repeated: int = 0
     op: int | None = None
-    """What the node must have committed of the log before it answers its own client."""
+    """The operation that the node must have committed before it answers its own client."""
     newest: int | None = None
     epoch: int = 0
     error: str = ""
@@ -89,7 +89,7 @@ class PrimaryAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def refused(self) -> HeadraceError | None:
-        """The refusal as an error, if it is one."""
+        """The refusal as an error; ``None`` if the answer is not a refusal."""
         if not self.error:
             return None
         if self.error == "unavailable":
@@ -143,7 +143,7 @@ def parse_answer(bulk: bytes) -> PrimaryAnswer:
 
 
 def refusal(error: HeadraceError) -> PrimaryAnswer:
-    """Make an answer of an error."""
+    """Make the answer that reports an error."""
     reason = str(error)[:_MAX_REASON]
     match error:
         case RefusedError():
@@ -159,7 +159,7 @@ def refusal(error: HeadraceError) -> PrimaryAnswer:
 
 
 def published_batch(request: PrimaryRequest, body: memoryview) -> Batch:
-    """The rows of a publish; a few messages without attributes are parsed without Arrow."""
+    """Read the rows of a publish; a few messages without attributes are parsed without Arrow."""
     plain = parse_published(body)
     if plain is None:
         rows = rows_of(body, PUBLISHED)

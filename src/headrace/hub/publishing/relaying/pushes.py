@@ -1,6 +1,6 @@
-"""The push relay: a sequencer over the backbone's protocol, which carries plain payloads and acknowledges nothing.
+"""The push relay: a sequencer over the backbone's protocol, which carries plain payloads without acknowledgements.
 
-Messages are passed on without their envelope, best effort. Whatever needs more is refused: entries of the hub's state,
+Messages are passed on without their envelope, as a best effort. Everything else is refused: entries of the hub's state,
 publishes to be acknowledged, and batches that must stay together.
 """
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from headrace.errors import UnavailableError
-from headrace.hub.publishing.publish_relay import RelayBacklog
+from headrace.hub.publishing.relaying.backlog import RelayBacklog
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
     Claim,
@@ -35,7 +35,7 @@ class PushRelay(RelayBacklog):
         self._waiting: deque[Submission] = deque()
 
     def order(self, submitted: Sequence[Submission]) -> None:
-        """Queue messages to be pushed; refuse what a PUSH cannot carry."""
+        """Queue messages to be pushed; refuse everything that a PUSH cannot carry."""
         for group in tied_groups(submitted):
             submission = group[-1]
             batch = submission.batch
@@ -43,7 +43,9 @@ class PushRelay(RelayBacklog):
                 what = "a fyrehose upstream takes single messages, and no batches that must stay together"
                 self._hub.refuse(group, UnavailableError(what), "upstream")
             elif batch.origin not in PUSHED_ORIGINS:
-                what = f"a fyrehose upstream takes plain messages, and nothing of origin {batch.origin or 'log'!r}"
+                what = (
+                    f"a fyrehose upstream takes plain messages, not those of origin {batch.origin or 'log'!r}"
+                )
                 self._hub.refuse(group, UnavailableError(what), "upstream")
             elif int(batch.run.lengths.max(initial=0)) > self._longest:
                 what = f"a fyrehose upstream takes messages of {self._longest} bytes at most"
@@ -62,7 +64,7 @@ class PushRelay(RelayBacklog):
         preceding: Sequence[Batch],  # noqa: ARG002
         claim: Claim,  # noqa: ARG002
     ) -> None:
-        """Refuse: its place in the sequence would never be known."""
+        """Refuse a publish, since its place in the sequence would never be known."""
         reply(UnavailableError("a fyrehose upstream acknowledges nothing: publish by the fyrehose door"))
 
     def commit(
@@ -73,19 +75,19 @@ class PushRelay(RelayBacklog):
         reply: WhenPublished,
         terms: Commit,  # noqa: ARG002
     ) -> None:
-        """Refuse: a PUSH is never all or nothing."""
+        """Refuse a commit, since pushes are not all or nothing."""
         reply(UnavailableError("a fyrehose upstream takes no commits"))
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:  # noqa: ARG002
-        """Refuse: publishers' numbers do not travel in a PUSH."""
+        """Refuse the question, since a PUSH carries no publisher's number."""
         reply(UnavailableError("a fyrehose upstream knows no publishers"))
 
     def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:  # noqa: ARG002
-        """Refuse, as :meth:`newest` does."""
+        """Refuse to open a name, for the same reason as :meth:`newest`."""
         reply(UnavailableError("a fyrehose upstream knows no publishers"))
 
     def committed(self, op: int) -> None:
-        """Ignore it: nothing waits for a commit."""
+        """Do nothing, since no request waits for a commit."""
 
     # Called by the driver
 
@@ -94,9 +96,9 @@ class PushRelay(RelayBacklog):
         return self._waiting[0].batch if self._waiting and self._lost_at is None else None
 
     def pushed(self, batch: Batch) -> None:
-        """Take the first batch as done, since it is sent: there is no acknowledgement."""
+        """Note that the first batch is sent, and so done: there is no acknowledgement."""
         if not self._waiting or self._waiting[0].batch is not batch:
-            return  # It was refused while it was being pushed.
+            return  # The batch was refused while it was being pushed.
         batch, done, _ = self._take()
         self._hub.received(batch)
         if done is not None:
@@ -109,7 +111,7 @@ class PushRelay(RelayBacklog):
             self.wake()
 
     def tick(self, now: float) -> None:
-        """Refuse what has waited too long for a connection."""
+        """Refuse messages that have waited too long for a connection."""
         if self._lost_at is None or now - self._lost_at < self._patience:
             return
         while self._waiting:

@@ -1,22 +1,23 @@
-"""The publish relay: passes what this hub takes in to the hub that numbers it, and brings back the answers.
+"""The publish relay: sends everything published at this hub to the hub that numbers it, and returns the answers.
 
-Everything taken in becomes a :class:`RelayRequest` in one queue. The driver sends what is :meth:`~PublishRelay.due`, a
-window's worth ahead of the answers, and reports how each was :meth:`~PublishRelay.answered`: with a place in the
-sequence, and the operation up to which this hub must have the log. The publisher gets the place once that operation is
-committed here, so that this hub's own state has it as well.
+Everything that is published becomes a :class:`RelayRequest` in one queue. The driver sends the requests that are
+:meth:`~PublishRelay.due`, a window's worth ahead of the answers, and reports how each was
+:meth:`~PublishRelay.answered`. An answer has the place in the sequence, and the operation up to which this hub must
+have the log. The publisher gets the place once that operation is committed here, so that this hub's state has it, too.
 
 When the connection is lost, every unanswered request is sent again over the next one, in the same order and under the
-same numbers, by which the other hub recognises repeats. What doors submit has no such number, so this hub numbers those
-requests itself, under a unique name that does not outlive the process; requests lost with the process were never
+same numbers, by which the other hub recognises repeats. Submissions of doors have no such number, so this hub numbers
+them itself, under a unique name that lasts as long as the process; requests lost with the process were never
 acknowledged. A refused request leaves a gap in those numbers, so the requests sent after it are refused as well, and
-later ones go under a new name, from 0 on. Requests of nothing but entries have a name and numbers of their own: a hub
-that is short of room refuses messages and still takes entries, those right behind the messages among them.
+later ones go under a new name, from 0 on. Requests that consist of entries alone have a name and numbers of their own:
+a hub that is short of room refuses messages and still takes entries, even those right after the messages.
 
-Bounds: publishers wait while more than ``most`` bytes are here. Without a connection they wait ``patience`` seconds;
-then everything is refused until there is one again. Only an answer restarts that wait, not a mere connection. With one,
-requests are refused when the oldest has had no answer for :attr:`~RelayBacklog.silence` seconds, and an answer that
-waits for the log here is given up when the log has not grown for ``patience`` seconds. So every publish ends. What
-drivers ask for themselves (commits, names of publishers) they give up after the same silence.
+Bounds: publishers wait while more than ``most`` bytes are in the queue. Without a connection they wait ``patience``
+seconds; then everything is refused until there is a connection. Only an answer restarts that wait, not a mere
+connection. With a connection, requests are refused when the oldest has had no answer for
+:attr:`~RelayBacklog.silence` seconds. An answer that waits for the log here is given up when the log has not grown for
+``patience`` seconds. So every publish gets an answer. Drivers give up their own questions (commits, names of
+publishers) after the same silence.
 
 Nothing here has a socket or a clock: ``now`` is an argument, and :attr:`PublishRelay.wake` calls the driver.
 """
@@ -25,15 +26,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
 from headrace.errors import HeadraceError, StorageError, UnavailableError
+from headrace.hub.publishing.relaying.backlog import RelayBacklog, Standstill
+from headrace.hub.publishing.relaying.requests import (
+    MOST_BYTES,
+    OwnNumbers,
+    RelayRequest,
+    cost_of,
+    cut_up,
+    joined_reply,
+)
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import (
-    KEPT,
     UNCLAIMED,
     Claim,
     Commit,
@@ -48,131 +56,15 @@ from headrace.hub.sequencer import (
 from headrace.message import NOT_A_MESSAGE, Batch
 
 MAX_REQUESTS: Final = 32
-"""Most requests under way: fewer than the marks whose places a hub remembers per publisher."""
+"""Most unanswered requests: fewer than the marks whose places a hub remembers per publisher."""
 
 MAX_UNDER_WAY: Final = 8 << 20
-"""Most bytes under way: fewer than a hub lets one tube have uncommitted."""
+"""Most bytes of unanswered requests: fewer than a hub lets one tube have uncommitted."""
 
 _TOGETHER: Final = 512 << 10
-"""Submissions share a request, and its mark, up to about this size."""
-
-_MOST: Final = 4 << 20
-"""Larger batches are sent in pieces: a message of the link has at most 8 MiB."""
-
-_ROW_COST: Final = 64
-"""Approximate bytes of a row beside its payload."""
-
-
-SILENCES: Final = 3
-"""How many times ``patience`` a connected hub may take for an answer: it may have such patience itself."""
-
-LEAST_SECONDS: Final = 1.0
-"""A connected hub has at least as much patience: with none, publishers would be refused before an answer can come."""
-
-_SLOWEST: Final = 4 << 20
-"""Bytes of a commit that the slowest of hubs takes in a second: it may pass them on to another one itself."""
+"""Approximate size up to which submissions share a request and its mark."""
 
 UNKNOWN: Final = "whether this was taken is not known"
-
-
-@dataclass(slots=True, eq=False)
-class RelayRequest:
-    """Rows to relay: a publisher's own, or (``passed``) any messages and entries, with a mark after them."""
-
-    rows: Sequence[Batch]
-    reply: WhenPublished
-    passed: bool
-    publisher: str = ""
-    """Owner of the number; a request that this hub numbers gets both when it is first sent."""
-    number: int = 0
-    follows: bool = False
-    claim: Claim = UNCLAIMED
-    sent: bool = False
-    """Whether it may have been taken, though there was no answer."""
-    since: int = 0
-    """The newest operation here when it was first sent."""
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.size = sum(map(_size, self.rows))
-
-
-class OwnNumbers:
-    """The name and the numbers that this hub gives to requests which have none."""
-
-    def __init__(self, make_name: Callable[[], str]) -> None:
-        self._make_name = make_name
-        self._name, self._next = make_name(), 0
-
-    def give(self, request: RelayRequest) -> None:
-        """Number a request that is sent for the first time."""
-        request.publisher, request.number = self._name, self._next
-        request.follows = self._next > 0
-        self._next += 1
-
-    def take_back(self, request: RelayRequest) -> None:
-        """Number the next request as this one, if it was the last: it is not sent after all."""
-        if (request.publisher, request.number) == (self._name, self._next - 1):
-            self._next -= 1
-
-    def leave_gap(self, request: RelayRequest) -> bool:
-        """Begin anew after a request that was refused, if it has this name: what follows it would be, too."""
-        if request.publisher != self._name:
-            return False
-        self.begin_anew()
-        return True
-
-    def begin_anew(self) -> None:
-        """Use another name from now on."""
-        self._name, self._next = self._make_name(), 0
-
-
-class Standstill:
-    """How long something that is awaited has made no progress."""
-
-    def __init__(self, now: float) -> None:
-        self._since = now
-        self._progress: object = None
-
-    def seconds(self, now: float, progress: object, *, awaited: bool) -> float:
-        """Return for how long ``progress`` has been the same while something was awaited."""
-        if not awaited or progress != self._progress:
-            self._since, self._progress = now, progress
-        return now - self._since
-
-
-class RelayBacklog:
-    """The queue to another hub: publishers wait while it is too long; what waits in it too long is refused."""
-
-    def __init__(self, hub: Hub, *, patience: float, most: int, now: float) -> None:
-        self.wake: Callable[[], None] = lambda: None
-        """Asks the driver to send what is due."""
-        self._hub = hub
-        self._patience = patience
-        self._patience_connected = max(patience, LEAST_SECONDS)
-        self.silence = silence_of(patience)
-        """For how many seconds a connected hub may give no answer to a request."""
-        self._most = most
-        self.size = 0
-        """Bytes that wait or are under way."""
-        self._lost_at: float | None = now
-        """When the connection was lost; ``None`` once the next one has worked."""
-
-    @property
-    def congested(self) -> bool:
-        """Whether publishers must wait."""
-        return self.size > self._most
-
-    def lost(self, now: float) -> None:
-        """Note that the connection is lost."""
-        if self._lost_at is None:
-            self._lost_at = now
-
-    def _release(self, size: int) -> None:
-        was_congested = self.congested
-        self.size -= size
-        if was_congested and not self._hub.congested:
-            self._hub.relieved()
 
 
 class PublishRelay(RelayBacklog):
@@ -193,15 +85,15 @@ class PublishRelay(RelayBacklog):
     ) -> None:
         super().__init__(hub, patience=patience, most=most, now=now)
         self.longest: int | None = None
-        """The longest message that the upstream hub takes, once known."""
+        """Length of the longest message that the upstream hub takes, once known."""
         self._numbers, self._numbers_of_entries = OwnNumbers(name), OwnNumbers(name)
         self.unreachable = unreachable
-        """What to say when no answer comes, without the time."""
+        """Text for errors when no answer comes, without the time."""
         self._waiting: deque[RelayRequest] = deque()
         self._sent: dict[RelayRequest, None] = {}
         self._under_way = 0
         self._settling: list[tuple[int, int, RelayRequest, Published]] = []
-        """Answered, and not committed here yet: by the operation that must be."""
+        """Answered requests, by the operation that must be committed here before they are done."""
         self._settled = 0
         self._no_answer, self._no_return = Standstill(now), Standstill(now)
         self._connected = False
@@ -217,9 +109,9 @@ class PublishRelay(RelayBacklog):
         request: list[Submission] = []
         size, only_entries = 0, False
         for group in tied_groups(submitted):
-            more = sum(_size(each.batch) for each in group)
+            more = sum(cost_of(each.batch) for each in group)
             entries = all(each.batch.is_entries for each in group)
-            # Messages and entries apart: a hub that is short of room refuses the former and still takes the latter.
+            # Messages and entries go separately: a hub that is short of room refuses messages and still takes entries.
             if request and (size + more > _TOGETHER or entries is not only_entries):
                 self._pass(request)
                 request, size = [], 0
@@ -237,11 +129,11 @@ class PublishRelay(RelayBacklog):
         preceding: Sequence[Batch],
         claim: Claim = UNCLAIMED,
     ) -> None:
-        """Queue rows with a publisher's number: a client's own, or a mark and the batches before it."""
+        """Queue rows with a publisher's number: a client's own rows, or a mark and the batches before it."""
         if preceding:
 
             def marked(result: Published | HeadraceError) -> None:
-                # The answer is the place of the messages; the mark stands after the last of them.
+                # The answer is the place of the messages; the mark stands after the last one.
                 if isinstance(result, Published):
                     result = result._replace(first=result.last)
                 reply(result)
@@ -250,10 +142,10 @@ class PublishRelay(RelayBacklog):
                 RelayRequest(preceding, marked, True, batch.publisher, batch.number or 0, follows, claim)
             )
         else:
-            pieces = list(_pieces(batch))
-            joined = _joined(len(pieces), reply)
+            pieces = list(cut_up(batch))
+            joined = joined_reply(len(pieces), reply)
             for piece in pieces:
-                # Each piece follows the one before: a publish may be cut short, but never has a hole.
+                # Each piece follows the previous one, so a publish may be cut short, but never has a hole.
                 follow = follows or piece is not pieces[0]
                 self._put(
                     RelayRequest([piece], joined, False, piece.publisher, piece.number or 0, follow, claim)
@@ -263,7 +155,7 @@ class PublishRelay(RelayBacklog):
     def commit(
         self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
     ) -> None:
-        """Append a query's batch once, all of it or none."""
+        """Append a query's batch once, as a whole or not at all."""
         answer = RelayRequest([], reply, True, sent=True)
         self.send_commit(query, batch, rows, lambda result: self._after(result, answer), terms)
 
@@ -292,10 +184,10 @@ class PublishRelay(RelayBacklog):
     # Called by the driver
 
     def connected(self, *, here: bool = False) -> None:
-        """Resend unanswered requests: there is a connection, or this hub numbers messages itself (``here``)."""
+        """Resend unanswered requests over a new connection, or give them to this hub if it is primary (``here``)."""
         self._connected = True
         if here:
-            self._lost_at = None  # Publishers here are answered without a connection.
+            self._lost_at = None  # This hub answers publishers without a connection.
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._under_way = 0
@@ -309,7 +201,7 @@ class PublishRelay(RelayBacklog):
         super().lost(now)
 
     def due(self, *, here: bool = False) -> Iterator[RelayRequest]:
-        """Yield the requests to send now; all, if this hub numbers messages itself (``here``)."""
+        """Yield the requests to send now; all of them, if this hub numbers messages itself (``here``)."""
         while (
             self._waiting
             and self._connected
@@ -333,7 +225,7 @@ class PublishRelay(RelayBacklog):
         self._under_way += request.size
 
     def answered(self, request: RelayRequest, result: Published | HeadraceError) -> None:
-        """Take the answer of the hub that numbers messages."""
+        """Handle the answer of the hub that numbers messages."""
         if request not in self._sent:
             return
         self._lost_at = None
@@ -348,7 +240,7 @@ class PublishRelay(RelayBacklog):
         self.wake()
 
     def unfit(self, request: RelayRequest, error: HeadraceError) -> None:
-        """Refuse a request that was just due and cannot be sent; its number goes to the next."""
+        """Refuse a request that was just due and cannot be sent; the next one gets its number."""
         del self._sent[request]
         self._under_way -= request.size
         for numbers in (self._numbers, self._numbers_of_entries):
@@ -357,21 +249,21 @@ class PublishRelay(RelayBacklog):
 
     @property
     def unfinished(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a publisher waits for an answer."""
         return self.size > 0
 
     def tick(self, now: float) -> None:
-        """Refuse what has waited too long for a connection, for an answer, or for the log to come back."""
+        """Refuse requests that have waited too long for a connection, an answer, or the log to arrive here."""
         stuck = self._is_stuck(now)
         if self._failure is not None:
             self.refuse(self._failure)
         elif self._is_away(now):
             reason = f"{self.unreachable} for {self._patience:g} s"
-            self.refuse(f"{reason}: nothing more is taken until it does")
+            self.refuse(f"{reason}: messages are refused until it does")
         elif self._is_silent(now):
             self.refuse(f"{self.unreachable} for {self.silence:g} s")
         elif stuck:
-            self._give_up(f"nothing has come back for {self._patience_connected:g} s")
+            self._give_up(f"the upstream hub has sent no log for {self._patience_connected:g} s")
 
     def _is_away(self, now: float) -> bool:
         """Whether the other hub has been away for too long."""
@@ -409,28 +301,28 @@ class PublishRelay(RelayBacklog):
     def _too_long(self, batch: Batch) -> bool:
         return (
             self.longest is not None
-            # Cheap: if the total is not too long, no message is.
+            # This is cheap: if all payloads together are not too long, none is.
             and batch.run.size > self.longest
             and batch.origin != NOT_A_MESSAGE
             and int(batch.run.lengths.max(initial=0)) > self.longest
         )
 
     def _pass(self, group: Sequence[Submission]) -> None:
-        if len(group) > 1 or _size(group[0].batch) <= _MOST:
+        if len(group) > 1 or cost_of(group[0].batch) <= MOST_BYTES:
             self._put(
                 RelayRequest([each.batch for each in group], partial(self._group_answered, group), True)
             )
             return
-        # Too long for one request. Each piece follows the one before, so that no later one is taken alone.
-        pieces = list(_pieces(group[0].batch))
-        joined = _joined(len(pieces), partial(self._group_answered, group, whole=len(pieces) == 1))
+        # It is too long for one request. Each piece follows the previous one, so that no later one is taken alone.
+        pieces = list(cut_up(group[0].batch))
+        joined = joined_reply(len(pieces), partial(self._group_answered, group, whole=len(pieces) == 1))
         for piece in pieces:
             self._put(RelayRequest([piece], joined, True))
 
     def _group_answered(
         self, group: Sequence[Submission], result: Published | HeadraceError, *, whole: bool = True
     ) -> None:
-        """Answer each of the submissions that shared a request, or, unless ``whole``, the one that took several."""
+        """Answer the submissions that shared a request; if not ``whole``, the one submission that took several."""
         if isinstance(result, Published) and result.kept:
             for batch, done, _ in group:
                 self._hub.received(batch)
@@ -445,7 +337,7 @@ class PublishRelay(RelayBacklog):
             return
         last, op = (result.first or 1) - 1, 0
         if whole and result.op is not None:
-            # The mark, right after the rows, is at that position.
+            # That is the position of the mark, which stands right after the rows.
             op = result.op - sum(len(each.batch) for each in group)
         for batch, done, _ in group:
             first = last if batch.is_entries else last + 1
@@ -460,7 +352,7 @@ class PublishRelay(RelayBacklog):
         self.size += request.size
 
     def _after(self, result: Published | HeadraceError, request: RelayRequest) -> None:
-        """Reply once the rows, and the mark after them, are committed here."""
+        """Reply once the rows and their mark are committed here."""
         if isinstance(result, Published) and result.op is not None and result.op > self._hub.log.head_op:
             # The count keeps requests that wait for the same operation in order.
             self._settled += 1
@@ -470,7 +362,7 @@ class PublishRelay(RelayBacklog):
         request.reply(result)
 
     def _end(self, request: RelayRequest, error: HeadraceError) -> None:
-        """Refuse a request, and the other pieces of the same publish."""
+        """Refuse a request and the other pieces of the same publish."""
         pieces = [each for each in self._waiting if each.reply is request.reply]
         for piece in (request, *pieces):
             if piece is not request:
@@ -479,25 +371,25 @@ class PublishRelay(RelayBacklog):
             piece.reply(error)
 
     def _take_settling(self) -> list[tuple[RelayRequest, Published]]:
-        """Take out what was answered and has not come back."""
+        """Remove and return the requests that were answered and are not committed here yet."""
         taken, self._settling = sorted(self._settling), []
         return [(request, published) for _, _, request, published in taken]
 
     def _give_up(self, reason: str) -> None:
-        """Answer those who wait for what was taken to come back: nobody knows whether it will."""
+        """Refuse the requests that the other hub has taken, since their log entries do not arrive here."""
         for request, published in self._take_settling():
             self._release(request.size)
             request.reply(UnavailableError(f"{reason}; {_taken(published)}"))
 
     def refuse(self, reason: str) -> None:
-        """Refuse all requests in the queue, and give up what was taken and has not come back."""
+        """Refuse all requests in the queue, and those that were taken but have not arrived in this hub's log."""
         self._give_up(reason)
         refused = [*self._sent, *self._waiting]
         if not refused:
             return
         if self._connected:
             self._lost_at = None
-        # Requests that were sent may be in the log all the same, so their numbers are used up.
+        # Requests that were sent may be in the log, so their numbers cannot be used again.
         self._numbers.begin_anew()
         self._numbers_of_entries.begin_anew()
         self._sent.clear()
@@ -509,60 +401,10 @@ class PublishRelay(RelayBacklog):
             request.reply(UnavailableError(f"{reason}; {outcome}"))
 
 
-def silence_of(patience: float) -> float:
-    """Return for how many seconds a connected hub may give no answer to a request.
-
-    >>> silence_of(10.0), silence_of(0.0)
-    (30.0, 3.0)
-    """
-    return SILENCES * max(patience, LEAST_SECONDS)
-
-
-def silence_after(rows: Sequence[Batch], patience: float) -> float:
-    """Return for how many seconds it may give no answer to a commit of these rows."""
-    return silence_of(patience) + sum(batch.size for batch in rows) / _SLOWEST
-
-
-def _joined(pieces: int, reply: WhenPublished) -> WhenPublished:
-    """Make one answer of several: from the first's beginning to the last's end, or the first error."""
-    results: list[Published | HeadraceError] = []
-
-    def joined(result: Published | HeadraceError) -> None:
-        results.append(result)
-        if len(results) < pieces:
-            return
-        error = next((each for each in results if isinstance(each, HeadraceError)), None)
-        if error is not None:
-            reply(error)
-            return
-        places = [each for each in results if isinstance(each, Published)]
-        repeated = sum(each.repeated for each in places)
-        if any(each.kept for each in places):
-            reply(KEPT._replace(repeated=repeated))
-            return
-        ops = [each.op for each in places if each.op is not None]
-        reply(Published(places[0].first, places[-1].last, repeated, max(ops, default=None)))
-
-    return joined
-
-
 def _taken(published: Published) -> str:
-    """Say where something is in the sequence that has not come back."""
+    """Describe the place of a request that was taken but has not arrived here."""
     first, last = published.first, published.last
     if first is None or last is None:
         return "this was taken, and is not here yet"
     where = f"message {last}" if first >= last else f"messages {first} to {last}"
     return f"this was taken, as {where}, and is not here yet"
-
-
-def _size(batch: Batch) -> int:
-    return batch.size + _ROW_COST * len(batch)
-
-
-def _pieces(batch: Batch) -> Iterator[Batch]:
-    if _size(batch) <= _MOST or len(batch) == 1:
-        yield batch
-        return
-    half = len(batch) // 2
-    yield from _pieces(batch.slice(0, half))
-    yield from _pieces(batch.slice(half, len(batch)))

@@ -16,9 +16,10 @@ from headrace.errors import FullError, HeadraceError, LimitError, RefusedError, 
 from headrace.hub.holds import hold
 from headrace.hub.publishing import publisher_numbers
 from headrace.hub.publishing.idempotent import IdempotentPublishing, published
-from headrace.hub.publishing.passed import pack_passed, unpack_passed
-from headrace.hub.publishing.publish_relay import MAX_REQUESTS, PublishRelay, RelayRequest
 from headrace.hub.publishing.publisher_numbers import PublisherNumbers
+from headrace.hub.publishing.relaying.passed import pack_passed, unpack_passed
+from headrace.hub.publishing.relaying.publishes import MAX_REQUESTS, PublishRelay
+from headrace.hub.publishing.relaying.requests import RelayRequest
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Commit, Published
 from headrace.hub.state import HubState, entry
