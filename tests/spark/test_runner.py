@@ -311,6 +311,8 @@ def test_failures_are_sentences() -> None:
         str(failure_of("verify", ValueError("x"), "\n[STREAM_FAILED] why\nmore"))
         == "verify: [STREAM_FAILED] why"
     )
+    killed = failure_of("own", None, "Broken pipe\n=== Streaming Query ===\nIdentifier: own")
+    assert str(killed).startswith("own: a Python process that plans for Spark has ended")
     trace = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File x\n"
     assert str(failure_of("own", None, f"{trace}KeyError: 'x'\n\tat org")) == "own: KeyError: 'x'"
     lost = failure_of(

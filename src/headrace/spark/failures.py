@@ -24,6 +24,9 @@ _CALLED: Final = "An error occurred while calling "
 _THROWN: Final = re.compile(r"^: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
 _CAUSE: Final = re.compile(r"^\s*Caused by: (?:[\w$]+\.)*([\w$]+(?:: .+)?)$", re.MULTILINE)
 
+_ENDED: Final = frozenset({"Broken pipe", "Stream closed", "Connection reset", "Connection reset by peer"})
+"""All that Spark says when a Python process dies that plans a query; those that do tasks are replaced."""
+
 
 def failure_of(name: str, failure: BaseException | None, report: str) -> HeadraceError:
     """Find the cause of a query's failure: an error of ours, else Python's, else the first line of Spark's report."""
@@ -49,6 +52,8 @@ def failure_of(name: str, failure: BaseException | None, report: str) -> Headrac
     if first.rstrip().endswith(":") and (causes := _CAUSE.findall(report)):
         # The outer error gives no reason.
         first = f"{first.rstrip()} {causes[-1]}"
+    if first.strip() in _ENDED:
+        first = f"a Python process that plans for Spark has ended: killed, perhaps for want of memory ({first.strip()})"
     return PeerError(f"{name}: {first}")
 
 

@@ -549,9 +549,14 @@ class TestLost:
         monkeypatch.setattr("headrace.net.upstream.over_link._LOOK_SECONDS", 0.01)
         async with frontend(tmp_path / "front", backbone) as front, client(backbone) as link:
             await until(lambda: front.problem is None)
-            monkeypatch.setattr(Hub, "followed", lambda _hub, _batches: None)
-            await link.publish([b"a", b"b"])
-            await until(lambda: upstream_facts(front)["lag"] == 2)
+            held: list[Any] = []
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(Hub, "followed", lambda _hub, batches: held.append(batches))
+                await link.publish([b"a", b"b"])
+                await until(lambda: upstream_facts(front)["lag"] == 2)
+            for batches in held:
+                front.hub.followed(batches)
+            await until(lambda: upstream_facts(front)["lag"] == 0)
 
     async def test_under_auth_it_proves_itself(self, tmp_path: Path) -> None:
         who, key = "5f0c5f0c5f0c5f0c5f0c5f0c", "secret"
