@@ -22,7 +22,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
-# One more than there are cores, as some tests wait; not many, as each may start a JVM.
+# Two more than there are cores, as many tests wait; not more, as each may start a JVM.
 JOBS   ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) + 2 }')
 QUICK_JOBS ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) * 2 }')
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
