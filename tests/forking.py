@@ -236,14 +236,14 @@ def _close(file: IO[bytes]) -> None:
 def _main() -> None:
     from typer.testing import CliRunner
 
-    import headrace.cli
+    import headrace.cli.app
     import headrace.net.server.process
     import headrace.web  # and with them all that a hub is made of
 
     # Clients, and what is imported only when a command runs.
     for name in headrace.__all__:
         getattr(headrace, name)
-    CliRunner().invoke(headrace.cli.app, ["pub", "--url", "tube://"])
+    CliRunner().invoke(headrace.cli.app.app, ["pub", "--url", "tube://"])
 
     # Ctrl-C is for the test process, which then ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -23,7 +23,7 @@ from tests.net.raw import LOOPBACK, SECONDS, TcpPeer, push, until
 from typer.testing import CliRunner
 
 from headrace import web
-from headrace.cli import app
+from headrace.cli.app import app
 from headrace.cli.run.serve import _reload_on_signal
 from headrace.config import DOORS, load
 from headrace.errors import ConfigError, HeadraceError

@@ -13,7 +13,7 @@ from tests.forking import completed
 from tests.hubprocess import HubProcess
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app
+from headrace.cli.app import app
 from headrace.cli.terminal import output
 
 SECONDS = 60

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.test_help import every_command
 from typer.main import get_command
 
-from headrace.cli import app
+from headrace.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text()

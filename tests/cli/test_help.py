@@ -11,7 +11,7 @@ from tests.cli.pseudo_terminal import Terminal
 from typer.main import get_command
 
 from headrace import __version__
-from headrace.cli import app
+from headrace.cli.app import app
 
 HEAVY = ("aiohttp", "asyncio", "msgspec", "multiprocessing", "numba", "numpy", "pyarrow", "pyspark", "uvloop")
 

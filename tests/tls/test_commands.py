@@ -12,7 +12,7 @@ from tests.certificates import Authority, Certificate
 from tests.tls.conftest import TlsHub
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app
+from headrace.cli.app import app
 from headrace.cli.hubs import contexts
 from headrace.cli.hubs.running_hub import RunningHub, find_running_hub
 from headrace.errors import UnreachableError

@@ -14,16 +14,24 @@ go to stdout; errors, questions and progress go to stderr.
 import contextlib
 import os
 import sys
+from typing import Final
 
-from headrace.cli.app import app
+__all__ = ["main"]
 
-__all__ = ["app", "main"]
+_INTERRUPTED: Final = 130
+"""What :mod:`headrace.cli.terminal.exits`, which is not imported yet, calls ``INTERRUPTED``."""
 
 
 def main() -> None:
     """Run the command line of this process; ends in ``SystemExit``, or at once."""
     try:
+        # Imported here, so that Ctrl-C leaves no trace from the first module on.
+        from headrace.cli.app import app
+
         app(prog_name="headrace")
+    except KeyboardInterrupt:
+        # It came before there was a command to be interrupted, or after it.
+        sys.exit(_INTERRUPTED)
     except SystemExit as ending:
         if (
             sys.argv[1:2] == ["serve"]

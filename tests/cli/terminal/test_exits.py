@@ -119,3 +119,21 @@ def test_a_group_without_a_command_shows_its_help(command: Command) -> None:
     done = command("log")
     assert done.returncode == 2
     assert b"Usage: headrace log" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", ["typer", "headrace.errors", "headrace.cli.run.serve"])
+def test_ctrl_c_while_modules_are_imported_leaves_no_trace(module: str) -> None:
+    program = f"""
+import sys
+from headrace.cli import main
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import AsyncIterator
 from time import thread_time
+from types import FrameType
 
 import pytest
 from tests.net.raw import until
 
 from headrace.hub.counters import Counters
 from headrace.net.server.status import loop_watch
-from headrace.net.server.status.loop_watch import SLOW_SECONDS, LoopWatch
+from headrace.net.server.status.loop_watch import SLOW_SECONDS, LoopWatch, told
 
 
 @pytest.fixture
@@ -47,6 +49,16 @@ async def test_a_long_turn_is_counted_and_its_cause_is_logged(
     (line,) = caplog.messages
     assert "hold_the_loop_up" in line
     assert "status/test_loop_watch.py" in line
+    assert "runners.py" not in line  # That the loop runs explains nothing.
+
+
+async def test_the_loop_itself_is_no_cause() -> None:
+    # Where its thread is when another process has the processor.
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != asyncio.runners.__file__:
+        frame = frame.f_back
+    assert frame is not None
+    assert told(frame) == ""
 
 
 async def test_short_turns_are_nothing_to_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:

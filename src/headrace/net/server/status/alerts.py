@@ -105,7 +105,7 @@ def alerts_from(facts: Mapping[str, Any], refusals: Counter[str]) -> Iterator[Al
         yield Alert(
             "slow_turn",
             "",
-            f"a turn of the event loop took {last['seconds'] * 1e3:.0f} ms in the last minute, in {last['cause']}",
+            f"nobody was served for {last['seconds'] * 1e3:.0f} ms in the last minute: {last['cause']}",
             "everybody waits meanwhile: see who requests that much at once, or give the hub a core of its own",
             grave=False,
         )

@@ -5,7 +5,7 @@ checks it. If the sign is :data:`SLOW_SECONDS` late, the thread notes the stack 
 When the turn is over, the loop reports how long it took and what the thread saw.
 
 A turn can also be long because the machine runs something else. The report says for how much of the time the loop
-computed.
+computed, and blames the machine if the loop had not called anything.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ LATELY: Final = 60.0
 _FRAMES: Final = 6
 """Frames of the stack that are named, the innermost first."""
 
+_UNSEEN: Final = "something that was over before it was seen"
+_ELSEWHERE: Final = "the machine was busy with something else"
+
 
 class LoopWatch:
     """Watches the running event loop of the thread that makes it, from :meth:`start` to :meth:`stop`."""
@@ -49,7 +52,7 @@ class LoopWatch:
         self._beat_at = monotonic()
         self._computed = thread_time()
         self._cause = ""
-        """The functions in which the loop was when its sign was late."""
+        """The functions in which the loop was when its sign was late, once that has been seen."""
         self._timer: asyncio.TimerHandle | None = None
         self._longest = 0.0
         self._last: dict[str, object] = {}
@@ -87,7 +90,7 @@ class LoopWatch:
         self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
 
     def _report(self, seconds: float, computed: float) -> None:
-        cause = self._cause or "something that was over before it was seen"
+        cause = self._cause or _UNSEEN
         self._longest = max(self._longest, seconds)
         level = logging.INFO
         if computed > SLOW_SECONDS:
@@ -102,7 +105,7 @@ class LoopWatch:
         if self._counters.failed("slow_turns"):
             logger.log(
                 level,
-                "a turn of the event loop took %.0f ms, %.0f of them computing: nobody else was served in %s",
+                "nobody was served for %.0f ms, of which the event loop computed for %.0f: %s",
                 seconds * 1e3,
                 computed * 1e3,
                 cause,
@@ -117,7 +120,7 @@ class LoopWatch:
                 continue
             frame = sys._current_frames().get(self._thread)
             if frame is not None:
-                self._cause = told(frame)
+                self._cause = told(frame) or _ELSEWHERE
 
     def _held(self) -> float:
         """Return for how many seconds the loop's next sign of life is overdue."""
@@ -125,13 +128,13 @@ class LoopWatch:
 
 
 def told(frame: FrameType | None) -> str:
-    """Name the functions of a stack, the innermost first.
+    """Name the functions of a stack that the event loop has called, the innermost first.
 
     >>> told(sys._getframe()).split(":")[0]
     '<module>'
     """
     names: list[str] = []
-    while frame is not None and len(names) < _FRAMES:
+    while frame is not None and frame.f_code.co_filename != asyncio.runners.__file__ and len(names) < _FRAMES:
         code = frame.f_code
         place = "/".join(PurePath(code.co_filename).parts[-2:])
         names.append(f"{code.co_name}:{frame.f_lineno} ({place})")
