@@ -114,7 +114,7 @@ def test_create_and_remove(hub: HubProcess, command: Command) -> None:
     assert link("create", "c/last") == (
         1,
         b"",
-        b"headrace: service 'c/last' is there, of kind last (conflict)\n",
+        b"headrace: service 'c/last' exists already, with kind last (conflict)\n",
     )
     code, _, told = link("remove", "nowhere")
     assert (code, b"there is no service 'nowhere'" in told) == (1, True)

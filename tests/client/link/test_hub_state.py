@@ -48,7 +48,7 @@ async def test_what_comes_in_pieces_is_whole_though_its_tube_breaks(
     for number in range(40):
         await link.create_service(f"service/{number}")
     whole = await link.snapshot()
-    monkeypatch.setattr("headrace.net.link.streams._PIECE", 100)
+    monkeypatch.setattr("headrace.net.link.streams.pieces._PIECE", 100)
     get = requests.Inbox.get
     got: list[Any] = []
 

@@ -124,8 +124,8 @@ async def test_a_filter_may_pass_over_much(server: Server, link: LinkClient, liv
 async def test_a_read_with_a_filter_may_pass_over_much(
     server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.net.link.row_bodies.SCAN_BYTES", 1)
-    monkeypatch.setattr("headrace.net.link.row_bodies.ROWS_BYTES", 200)
+    monkeypatch.setattr("headrace.net.link.streams.row_bodies.SCAN_BYTES", 1)
+    monkeypatch.setattr("headrace.net.link.streams.row_bodies.ROWS_BYTES", 200)
     for number in range(3):
         await link.publish([bytes(100)] * 10, topic="other")
         await link.publish(b"%d" % number, topic="wanted")
@@ -136,7 +136,7 @@ async def test_entries_come_once_though_tubes_break(
     server: Server, link: LinkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many stand after one message; the stream resumes amid them."""
-    monkeypatch.setattr("headrace.net.link.operation_bodies.ROWS_BYTES", 1000)
+    monkeypatch.setattr("headrace.net.link.streams.operation_bodies.ROWS_BYTES", 1000)
     holds = [f"{number}" for number in range(200)]
 
     async def write() -> None:

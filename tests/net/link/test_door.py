@@ -18,6 +18,7 @@ from tests.tube.stranger import request as websocket_request
 
 from headrace.net.link import connection
 from headrace.net.link.door import LinkDoor, _origins
+from headrace.net.link.streams import open_streams
 from headrace.net.server.process import Server
 from headrace.wire.link import requests as ask
 from headrace.wire.sdk.auth import sign
@@ -239,7 +240,7 @@ async def test_too_many_open_requests_are_refused(
     server: Server, peer: LinkPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_OPEN", 2)
-    monkeypatch.setattr(connection, "MAX_STREAMS", 1)
+    monkeypatch.setattr(open_streams, "MAX_STREAMS", 1)
     assert (await peer.ask(op="follow", id=1))["event"] == "at"
     assert (await peer.ask(op="follow", id=2))["error"] == "busy"
     server.hub.commit_by(lambda tail: None)

@@ -11,7 +11,7 @@ from headrace.hub.holds import hold
 from headrace.hub.state import entry
 from headrace.log.sealed.segment import SealedSegment
 from headrace.message import Batch, Run
-from headrace.net.link import operation_bodies
+from headrace.net.link.streams import operation_bodies
 from headrace.net.server.process import Server
 from headrace.wire.link.message import ENTRIES, rows_of
 

@@ -18,7 +18,7 @@ from tests.net.raw import until
 from headrace.hub.filters import Filter
 from headrace.log import Log
 from headrace.log.topics.found import Found
-from headrace.net.link import stream_rounds
+from headrace.net.link.streams import rounds as stream_rounds
 from headrace.net.server.machine.reader_threads import BULK
 from headrace.net.server.process import Server
 

@@ -20,7 +20,8 @@ from headrace.log.proof.chain import Chain
 from headrace.log.snapshots import snapshot
 from headrace.matching.row_filter import RowFilter
 from headrace.message import SCHEMA, Batch, Run
-from headrace.net.link import connection, consumers, row_bodies
+from headrace.net.link.operations import consumers
+from headrace.net.link.streams import open_streams, row_bodies
 from headrace.net.server.process import Server
 from headrace.wire.link.message import SUBSCRIPTIONS, rows_of
 from headrace.wire.link.plain_rows import published_body
@@ -351,7 +352,7 @@ async def test_a_snapshot_that_cannot_be_packed_is_not_the_last(
 async def test_a_snapshot_is_a_stream_too_many_even_when_it_is_packed_late(
     server: Server, peer: LinkPeer, packing: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_STREAMS", 1)
+    monkeypatch.setattr(open_streams, "MAX_STREAMS", 1)
     await peer.say(op="snapshot", id=1)
     assert (await peer.ask(op="follow", id=2))["event"] == "at"
     packing.set()

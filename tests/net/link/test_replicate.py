@@ -15,8 +15,8 @@ from headrace.hub.state import entry
 from headrace.log import Log
 from headrace.log.replication_frames import unpack
 from headrace.message import Batch, Message, Run, envelope_rows, map_column
-from headrace.net.link import operation_bodies
-from headrace.net.link.operation_bodies import read_operations
+from headrace.net.link.streams import operation_bodies
+from headrace.net.link.streams.operation_bodies import read_operations
 from headrace.net.server.process import Server
 
 Row = tuple[int, Message]

@@ -11,7 +11,7 @@ from tests.net.raw import until
 from tests.net.spp_peer import SppPeer, info, offer, publish, removed, subscribe
 
 from headrace.errors import FullError
-from headrace.net.link import services
+from headrace.net.link.operations import services
 from headrace.net.server.process import Server
 
 
@@ -62,7 +62,7 @@ async def test_created_once(peer: LinkPeer) -> None:
     again = await peer.ask(op="services", id=2, service="s", action="create", kind="json")
     assert again["services"] == made["services"]
     other = await peer.ask(op="services", id=3, service="s", action="create", kind="last")
-    assert (other["error"], other["reason"]) == ("conflict", "service 's' is there, of kind json")
+    assert (other["error"], other["reason"]) == ("conflict", "service 's' exists already, with kind json")
     assert (await peer.ask(op="head", id=4))["ops"] == [1, 1], "what changes nothing is no entry"
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from headrace.net.link import stream_rounds
-from headrace.net.link.stream_rounds import StreamRounds
+from headrace.net.link.streams import rounds as stream_rounds
+from headrace.net.link.streams.rounds import StreamRounds
 
 
 class Stream:

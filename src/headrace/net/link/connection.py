@@ -1,39 +1,33 @@
 """One client of the link: its tube, its open requests and its streams, all of them bounded.
 
-A request is answered once; until then its id is open. Everything a client can pile up at the hub is bounded here:
-further requests and streams are refused, and the tube is not read while too many rows are uncommitted, too many answers
-are unsent, or the hub is congested.
+Each request is answered once; until then its id is open. A client can use only so much of the hub: further requests and
+streams are refused, and the tube is not read while too many rows are uncommitted, too many answers are unsent, or the
+hub is congested.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
-    ArchiveError,
-    ClosedError,
-    DamagedError,
     HeadraceError,
     LimitError,
     RefusedError,
     StorageError,
-    TrimmedError,
-    UnavailableError,
     UnexpectedError,
-    UsageError,
     WireError,
 )
-from headrace.hub.access.accounts import Resource
 from headrace.hub.access.connection_facts import CONNECTION_NUMBERS, ConnectionFacts
 from headrace.hub.access.principal import Principal
 from headrace.hub.access.principals import Principals
 from headrace.hub.sequencer import Published
 from headrace.message import Batch
-from headrace.net.link.streams import LinkStream
+from headrace.net.link.refusals import ExplainedError, refusal_of
+from headrace.net.link.streams.credit import LinkStream
+from headrace.net.link.streams.open_streams import OpenStreams
 from headrace.tube import Received, Tube
 from headrace.wire.link.message import MAX_HEAD, Buffer, encode_head, serialize_before
 from headrace.wire.link.requests import (
@@ -50,27 +44,16 @@ if TYPE_CHECKING:
     from headrace.net.link.door import LinkDoor
 
 MAX_OPEN: Final = 1024
-MAX_STREAMS: Final = 64
 MAX_UNCOMMITTED: Final = 16 << 20
-"""Bytes of one client's rows that are not committed yet."""
+"""Bytes of a client's uncommitted rows above which the client has to wait."""
 MAX_UNSENT: Final = 4 << 20
-"""Bytes of answers that are not sent yet."""
-_MAX_REASON: Final = 1000
-
+"""Bytes of unsent answers above which a client that does not read has to wait."""
 _JOINED: Final = 16 << 10
-"""Messages up to this size are copied together: that costs less than to send them in parts."""
+"""Size up to which a message's parts are copied together, which costs less than sending them separately."""
 
 
 _OF_THE_CONNECTION: Final = (WireError, HelloRequest, MoreRequest, CancelRequest)
-"""Requests that no operation takes."""
-
-
-class ExplainedError(RefusedError):
-    """A refusal with further members for programs."""
-
-    def __init__(self, code: str, reason: str, **facts: Any) -> None:
-        super().__init__(code, reason)
-        self.facts = facts
+"""Requests about the connection itself, which no operation performs."""
 
 
 class LinkConnection:
@@ -81,45 +64,42 @@ class LinkConnection:
         self.peer = str(tube.peer)
         self.greeted = False
         self.client = ""
-        """The id that the client has proved, where that is asked for."""
-        self.principal = door.principal_of(tube)
+        """The id that the client has proven; empty where no proof is needed."""
+        self.principal = door.hellos.before(tube)
         """Who the client is."""
         self.account = door.accounts.of(self.principal, tube.peer.host)
-        """What the client has, over all its connections."""
+        """What the client uses over all its connections."""
         self.number = next(CONNECTION_NUMBERS)
         self._heard = 0.0
         self._received = self._sent = 0
         """Bytes of messages in and out."""
-        self._charged = 0
-        self._charged_cost = 0
-        """Streams that are charged to it."""
         self._over_rate = False
-        """Whether the client waits because it sends too much a second."""
+        """Whether the client has to wait because it sends too much per second."""
         self.name = ""
-        """What it calls itself."""
+        """The name that the client gives itself."""
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()
         self.finished = asyncio.Event()
-        """Set when nothing is left to send."""
+        """Set once nothing is left to send."""
         self._door = door
-        self._challenge: str | None = None
-        """What the client has been given to sign."""
+        self.challenge: str | None = None
+        """What the client was given to sign."""
         self._open: set[int] = set()
         self._cancelled: set[int] = set()
-        """Open requests whose streams are to end as soon as they begin."""
-        self._streams: dict[int, LinkStream] = {}
+        """Open requests that were cancelled before their streams began."""
+        self.streams = OpenStreams(self.account, door.admission)
         self._uncommitted = 0
         self._reading = True
         self._ended = False
         self._cut_off = False
-        """Whether an event could not be sent: none may follow it, or its stream would have a hole."""
+        """Whether an event could not be sent; later ones must not be sent, or their stream would have a hole."""
 
     # Called by the tube
 
     def on_message(self, message: Received) -> None:
-        """Take a request."""
+        """Handle a request."""
         if self.finished.is_set():
-            # What came with the request that was wrong is dropped.
+            # Drop what came together with an invalid request.
             return
         try:
             asked = parse_asked(message)
@@ -164,27 +144,25 @@ class LinkConnection:
         self.regulate()
 
     def on_room(self) -> None:
-        """Go on sending."""
+        """Continue sending."""
         self.pump()
         self.regulate()
 
     def on_end(self, error: HeadraceError | None) -> None:
-        """Let open requests be answered, if the client can still receive, then finish."""
-        self._ended = True
+        """Finish once open requests are answered, as far as the client can still receive answers."""
+        self._ended = self.streams.ended = True
         if isinstance(error, WireError):
             self.refuse(error.reason, error)
         why = self._door.stopping
-        for stream in list(self._streams.values()):
-            # This may be a killed client: one that leaves in good order cancels its streams first.
+        for stream in self.streams.take_all():
+            # The client may have been killed: normally a client cancels its streams first.
             if why is None:
                 stream.lose()
             else:
                 stream.close()
             self._open.discard(stream.id)
             if why is not None:
-                self.stream_over(stream.id, why)
-        self._streams.clear()
-        self._charge_streams()
+                self.fail(stream.id, why)
         if error is not None:
             self._open.clear()
         self._finish_if_done()
@@ -192,13 +170,13 @@ class LinkConnection:
     # Called by operations and streams
 
     def describe(self) -> str:
-        """Name the client for people: by its id or address, and what it calls itself."""
+        """Name the client for people: its id or address, and the name that it gives itself."""
         who = f"client {self.client}" if self.client else self.peer
         return f"{who} ({self.name[:64]})" if self.name else who
 
     @property
     def owner(self) -> str:
-        """Whose publishers' and queries' names are the client's own; empty where nobody is known."""
+        """The client that its publishers' and queries' names belong to; empty where clients are not known."""
         return self.principal.owner
 
     @property
@@ -207,18 +185,18 @@ class LinkConnection:
         return self.tube.paused or self.tube.closed or self._cut_off or self._sent_too_much()
 
     def answer(self, request_id: int, body: Buffer | None = None, /, **members: Any) -> None:
-        """Answer a request that is done."""
+        """Answer a request with success."""
         self._close(request_id)
         try:
             self._send({"id": request_id, "ok": True, **members}, body)
         except LimitError as error:
-            self._send(_refusal(request_id, error))
+            self._send(refusal_of(request_id, error))
         self._finish_if_done()
 
     def fail(self, request_id: int, error: HeadraceError) -> None:
-        """Answer a request that is refused, and count it."""
+        """Answer a request with an error, and count the refusal."""
         self._close(request_id)
-        head = _refusal(request_id, error)
+        head = refusal_of(request_id, error)
         if head["error"] != "stopping":
             self.refuse(head["error"], error)
         self._send(head)
@@ -229,7 +207,7 @@ class LinkConnection:
         self._door.operations.rights.check_topics(self, batches)
 
     def submit(self, request_id: int, entry: Batch, then: Callable[[Batch], None]) -> None:
-        """Submit a log entry and call ``then`` once it is committed; an error in either is the request's answer."""
+        """Submit a log entry and call ``then`` once it is committed; if either fails, answer with the error."""
 
         def done(result: Batch | StorageError) -> None:
             try:
@@ -248,7 +226,7 @@ class LinkConnection:
         except LimitError as error:
             self.fail(head["id"], error)
             self._cut_off = True
-            # Later: the stream must not be closed while it sends.
+            # Hang up later, since the stream must not be closed while it sends.
             asyncio.get_running_loop().call_soon(self.hang_up)
 
     def stream(self, stream: LinkStream) -> None:
@@ -257,30 +235,16 @@ class LinkConnection:
             stream.close()
             self.answer(stream.id, cancelled=True)
             return
-        self._streams[stream.id] = stream
-        self._charge_streams()
+        self.streams.add(stream)
         stream.pump()
 
     def stream_over(self, stream_id: int, answer: Mapping[str, Any] | HeadraceError) -> None:
         """Send a stream's last answer, and forget it."""
-        self._streams.pop(stream_id, None)
-        self._charge_streams()
+        self.streams.remove(stream_id)
         if isinstance(answer, HeadraceError):
             self.fail(stream_id, answer)
         else:
             self.answer(stream_id, **answer)
-
-    def check_room_for_stream(self, cost: int = 0) -> None:
-        """Raise if the tube has as many streams as it may, or has ended; ``cost`` is that of the stream's filter."""
-        if self._ended:
-            raise RefusedError("stopping", "the tube has ended")
-        if len(self._streams) >= MAX_STREAMS:
-            raise ExplainedError("busy", f"{MAX_STREAMS} streams are open on this tube", limit=MAX_STREAMS)
-        if self._door.admission.shut is not None:
-            raise ExplainedError("busy", self._door.admission.shut)
-        for resource, amount in ((Resource.SUBSCRIPTIONS, 1), (Resource.FILTER_COST, cost)):
-            if (detail := self.account.lacks(resource, amount)) is not None:
-                raise RefusedError("limit", detail)
 
     def uncommitted(self, size: int) -> None:
         """Count bytes of uncommitted rows (or, negative, of rows that are committed now)."""
@@ -289,8 +253,8 @@ class LinkConnection:
             self.regulate()
 
     def known_as(self, principals: Principals) -> Principal | None:
-        """Return who the client is among the hub's new principals."""
-        return principals.named(self.principal.name) if self.client else self._door.principal_of(self.tube)
+        """Return which of the hub's reloaded principals the client is."""
+        return principals.named(self.principal.name) if self.client else self._door.hellos.before(self.tube)
 
     def facts(self, now: float) -> ConnectionFacts:
         """Describe the connection for an operator."""
@@ -304,11 +268,11 @@ class LinkConnection:
             self._received,
             self._sent,
             self.tube.unsent,
-            self.streams,
+            len(self.streams),
         )
 
     def revoked(self, detail: str) -> None:
-        """End: what the client might do, it may no longer."""
+        """Cut the connection, since the client's rights were withdrawn."""
         self.refuse("revoked", detail)
         self.tube.abort()
         self.finished.set()
@@ -318,7 +282,7 @@ class LinkConnection:
         self._door.counters.refuse("tube", reason, self.peer, detail)
 
     def hang_up(self) -> None:
-        """Close once everything is sent."""
+        """Close the tube once everything is sent."""
         self.drop()
         self.tube.start_closing()
         self.finished.set()
@@ -326,24 +290,17 @@ class LinkConnection:
     # Called by the door
 
     def drop(self) -> None:
-        """Forget everything: the tube is closed."""
+        """Forget all requests and streams, since the tube is closed."""
         self._open.clear()
-        for stream in list(self._streams.values()):
+        for stream in self.streams.take_all():
             stream.lose()
-        self._streams.clear()
-        self._charge_streams()
-
-    @property
-    def streams(self) -> int:
-        """Number of open streams."""
-        return len(self._streams)
 
     def open_streams(self) -> list[LinkStream]:
-        """Return its streams, as they are now."""
-        return list(self._streams.values())
+        """Return a list of the streams that are open now."""
+        return list(self.streams)
 
     def pump(self) -> None:
-        """Go on with every stream."""
+        """Continue every stream."""
         for stream in self.open_streams():
             stream.pump()
 
@@ -353,13 +310,13 @@ class LinkConnection:
             self.refuse("deadline", "no hello in time")
             self.hang_up()
             return
-        for stream in list(self._streams.values()):
+        for stream in self.open_streams():
             stream.tick(now)
         if self.account.rated and not self.full:
             self.pump()
 
     def regulate(self) -> None:
-        """Read from the client, or make it wait."""
+        """Read from the client, or make it wait if it uses too much."""
         busy = (
             self._uncommitted > MAX_UNCOMMITTED
             or self._door.hub.congested
@@ -374,7 +331,7 @@ class LinkConnection:
                 self.tube.resume_reading()
 
     def _keep_rate(self) -> None:
-        """Make the client wait while it sends more a second than it may."""
+        """Make the client wait while it sends more per second than it may."""
         loop = asyncio.get_running_loop()
         wait = self.account.wait(loop.time())
         if wait and not self._over_rate:
@@ -392,43 +349,18 @@ class LinkConnection:
     def _sent_too_much(self) -> bool:
         return self.account.rated and self.account.wait_to_send(asyncio.get_running_loop().time()) > 0
 
-    def _charge_streams(self) -> None:
-        self.account.adjust(Resource.SUBSCRIPTIONS, len(self._streams) - self._charged)
-        self._charged = len(self._streams)
-        cost = sum(stream.cost for stream in self._streams.values())
-        self.account.adjust(Resource.FILTER_COST, cost - self._charged_cost)
-        self._charged_cost = cost
-
     def _take(self, request_id: int, request: Request | WireError) -> None:
-        """Take a request about the connection itself, or one that is wrong or too early."""
+        """Handle a request about the connection itself, or one that is invalid or too early."""
         match request:
             case HelloRequest():
-                if self.greeted:
-                    raise RefusedError("hello", "hello was sent already")
-                if self._challenge is None:
-                    self._challenge = self._door.challenge(request)
-                    if self._challenge is not None:
-                        self.answer(request_id, challenge=self._challenge)
-                        return
-                try:
-                    members, self.client = self._door.greet(
-                        self, request, self._challenge or secrets.token_hex()
-                    )
-                except HeadraceError as error:
-                    self.fail(request_id, error)
-                    self.hang_up()
-                    return
-                self.greeted, self.name = True, request.name
-                self._door.identify(self)
-                self.tube.trust()
-                self.answer(request_id, **members)
+                self._door.hellos.take(self, request_id, request)
                 return
             case MoreRequest(bytes=size):
-                if (stream := self._streams.get(request_id)) is not None:
+                if (stream := self.streams.get(request_id)) is not None:
                     stream.grant(size)
                 return
             case CancelRequest():
-                if (stream := self._streams.get(request_id)) is not None:
+                if (stream := self.streams.get(request_id)) is not None:
                     stream.close()
                     self.stream_over(request_id, {"cancelled": True})
                 elif request_id in self._open:
@@ -452,20 +384,20 @@ class LinkConnection:
             raise self._door.stopping
 
     def _published(self, request_id: int, size: int, result: Published | HeadraceError) -> None:
-        """Answer a publish of ``size`` bytes, which are no longer under way."""
+        """Answer a publish whose ``size`` bytes are committed or refused."""
         self._uncommitted -= size
         if isinstance(result, HeadraceError):
             self.fail(request_id, result)
         else:
             first, last, repeated, op, kept = result
-            # Said only if so: no other answer is longer for it.
+            # Other answers leave the member out, to be shorter.
             told = {"kept": True} if kept else {}
             self.answer(request_id, first=first, last=last, repeated=repeated, op=op, **told)
         if not self._reading:
             self.regulate()
 
     def _passed(self, request_id: int, size: int, result: Published | HeadraceError) -> None:
-        """Answer what a frontend has passed on: it asks only whether it was a repeat."""
+        """Answer a frontend that passed rows on; it only needs to know whether they are a repeat."""
         if not isinstance(result, HeadraceError):
             result = result._replace(repeated=bool(result.repeated))
         self._published(request_id, size, result)
@@ -488,7 +420,7 @@ class LinkConnection:
             data = serialize_before(head, length)
             size = len(data) + length
             if size <= _JOINED:
-                # One short message is sent in one go.
+                # Send a short message at once.
                 data, body = b"".join((data, body)), None
         account = self.account
         try:
@@ -514,32 +446,3 @@ class LinkConnection:
     def _finish_if_done(self) -> None:
         if self._ended and not self._open:
             self.finished.set()
-
-
-def _refusal(request_id: int, error: HeadraceError) -> dict[str, Any]:
-    """Return an error as a client gets it: a code, a sentence and facts."""
-    head: dict[str, Any] = {"id": request_id, "error": "storage", "reason": str(error)[:_MAX_REASON]}
-    match error:
-        case RefusedError(code=code, reason=reason):
-            head |= {"error": code, "reason": reason[:_MAX_REASON]}
-            if isinstance(error, ExplainedError):
-                head |= error.facts
-        case LimitError(limit=limit):
-            head |= {"error": "limit", "limit": limit}
-        case WireError(field=field):
-            head |= {"error": "malformed", "field": field}
-        case TrimmedError():
-            head |= {"error": "trimmed", "first": error.first, "last": error.last, "oldest": error.oldest}
-        case DamagedError():
-            head |= {"error": "damaged", "first": error.first, "last": error.last}
-        case ArchiveError():
-            head |= {"error": "archive", "first": error.first, "last": error.last}
-        case UnavailableError():
-            head["error"] = "unavailable"
-        case StorageError():
-            pass
-        case UsageError() if not isinstance(error, ClosedError):
-            head["error"] = "malformed"
-        case _:
-            head["error"] = "stopping"
-    return head

@@ -132,7 +132,7 @@ class DoorOpener:
         link = LinkDoor(self._context, status, reports)
         self._add(link)
         if cluster is not None:
-            link.not_yet = cluster.not_yet
+            link.hellos.not_yet = cluster.not_yet
         if tcp is not None:
             await link.open("tcp", self._binder.stream("tube_tcp", tcp))
         if websocket is not None:

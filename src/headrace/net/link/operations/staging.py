@@ -1,6 +1,7 @@
-"""Stages over the link: rows that a query sends part by part, and appends all at once.
+"""Stages over the link: a query sends rows part by part, and appends all of them at once.
 
-:mod:`headrace.hub.publishing.staging` has the rules; here threads read and write the rows, and requests are answered.
+The rules are in :mod:`headrace.hub.publishing.staging`. This module answers the requests and has threads read and write
+the rows.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from headrace.hub.publishing.staging import Stage, StagedPiece, covered, loaded,
 from headrace.hub.sequencer import Commit, Published
 from headrace.hub.services.publish import ServicePublishing, ServiceUse, uses
 from headrace.message import Batch
-from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.rights import LinkRights
+from headrace.net.link.operations.background_work import BackgroundWork
+from headrace.net.link.operations.rights import LinkRights
 from headrace.wire.link import requests as ask
 from headrace.wire.link.plain_rows import parse_published
 
 
 class _AccountBudget(NamedTuple):
-    """Has a client's account pay for its stages."""
+    """Charges a client's account for its stages."""
 
     account: Account
 
@@ -75,7 +76,7 @@ class LinkStages:
         self._rights.check_topics(connection, [rows])
         piece = StagedPiece(rows, held=len(body))
         stage = Stage(request.query, request.batch, _AccountBudget(connection.account))
-        # Short names: a commit lists all of its stages in one request's head.
+        # Names must be short: a commit lists all of its stages in one request's head.
         name, number = request.stage or token_hex(8), request.number
         now = asyncio.get_running_loop().time()
         path, removed = self._staging.add(name, number, stage, piece, now)
@@ -98,7 +99,7 @@ class LinkStages:
         self._aside.answer(connection, request.id, spilled, piece.spill, path, failed=failed)
 
     def commit(self, connection: LinkConnection, request: ask.CommitRequest, body: memoryview) -> None:
-        """Append the rows of some stages, unless they are in the log."""
+        """Append the rows of some stages, unless they are in the log already."""
         check_origin(request.origin)
         query, batch, names = request.query, request.batch, request.stages
 
@@ -137,7 +138,7 @@ class LinkStages:
             except HeadraceError:
                 self._commits.give_up(query)
                 raise
-            # After the creations, in the same turn, so in the same append.
+            # Submitted after the creations in the same turn, so it is in the same append.
             self._commits.append(query, batch, batches, names, reply, terms._replace(digest=cover.digest))
 
         give_up = partial(self._commits.give_up, query)
@@ -153,7 +154,7 @@ class LinkStages:
         known: Marked,
         token: int,
     ) -> None:
-        """Answer a batch that is in the log already, if these are its rows."""
+        """Answer a commit of a batch that is in the log already, after comparing its rows."""
 
         def read(cover: Cover) -> None:
             place = self._commits.compare(request.query, known, cover)
@@ -170,6 +171,6 @@ class LinkStages:
 
 
 def _loaded(pieces: list[StagedPiece], services: bool) -> tuple[list[Batch], dict[str, ServiceUse], Cover]:
-    """Read the rows of pieces, what they cover and, if they change services, how; runs in a thread."""
+    """Read the rows of pieces, their cover, and their changes of services, if any; runs in a thread."""
     rows = loaded(pieces)
     return rows, uses(each.to_arrow() for each in rows) if services else {}, covered(pieces)

@@ -1,7 +1,7 @@
-"""The link's ``services``: list them, create one, remove one.
+"""The link's ``services``: list services, create one, remove one.
 
-Creating and removing are log entries, answered once they are committed. Both may be retried after a broken tube: a
-service that exists as requested, or an id that is removed already, is left as it is.
+Creating and removing a service are log entries, and are answered once these are committed. Both may be retried after a
+broken tube: a service that exists as requested, or an id that was removed already, is left as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.wire.link import requests as ask
 
 SERVICES_A_TIME: Final = 256
 SERVICES_LOOKED_AT: Final = 4096
-"""Services that are looked at together, for a client that may see some of them."""
+"""Number of services that are checked at once for a client that may see only some of them."""
 
 
 class LinkServices:
@@ -66,14 +66,14 @@ class LinkServices:
         try:
             creation = services.create(name, kind)
         except UsageError as error:
-            # The bad id is the client's, not our caller's.
+            # The client sent the bad id, so the error is the client's, not our caller's.
             raise MalformedError("link", "service", name, str(error)) from None
 
         def created(_: Batch) -> None:
-            # Another creation may precede it in the log: of another kind, or one that took the last room.
+            # Another creation may precede it in the log, with another kind, or taking the last room.
             made = self._known.get(name)
             if made is None and len(self._known) < self._known.policy.max:
-                raise UnavailableError(f"service {name!r} is made once the upstream hub is back")
+                raise UnavailableError(f"service {name!r} will be created once the upstream hub is back")
             if made is None:
                 raise self._too_many()
             self._answer_created(connection, request_id, made, kind)
@@ -84,7 +84,7 @@ class LinkServices:
         self, connection: LinkConnection, request_id: int, service: Service, kind: ServiceKind
     ) -> None:
         if service.kind is not kind:
-            raise RefusedError("conflict", f"service {service.id!r} is there, of kind {service.kind}")
+            raise RefusedError("conflict", f"service {service.id!r} exists already, with kind {service.kind}")
         connection.answer(request_id, services=[_described(service)])
 
     def _remove(self, connection: LinkConnection, request_id: int, name: str) -> None:

@@ -1,6 +1,6 @@
-"""The log's operations as bodies, which the link's streams send: packed batches for copies of the log, entries as rows.
+"""Bodies of operations, which the link's streams send: packed batches for copies of the log, rows for its entries.
 
-Operations are messages and entries alike, in their order (:mod:`headrace.log`). Threads read.
+Operations are messages and entries in their common order (:mod:`headrace.log`). Threads read them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from headrace.log import Log
 from headrace.log.replication_frames import pack
 from headrace.log.sealed.segment import SealedSegment
 from headrace.message import Batch
-from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, Piece
+from headrace.net.link.streams.row_bodies import MAX_BODY, MAX_LONE_BODY, Piece
 from headrace.wire.link.message import ENTRIES, ROWS_BYTES, body_of
 
 _MOST: Final = 4 * ROWS_BYTES
-"""Batches of a copy are cut at about this size: some have far larger columns than payloads."""
+"""Approximate size at which batches of a copy are cut: their columns may be far larger than their payloads."""
 
 _SCAN_BYTES: Final = 16 << 20
-"""Bytes of the log that are searched for entries before the position is reported."""
+"""Bytes of the log that are searched for entries before a position is reported."""
 
 
 class OperationBounds:
@@ -42,7 +42,7 @@ class OperationBounds:
 
     @property
     def first_here(self) -> int:
-        """The same: an archive has no operations."""
+        """The oldest operation kept, since an archive has no operations."""
         return self._log.first_op
 
     @property
@@ -52,7 +52,7 @@ class OperationBounds:
 
 
 class EntryFilter(NamedTuple):
-    """Which entries a stream brings: those after messages ``first`` to ``last`` whose topic passes."""
+    """Selects the entries of a stream: those after messages ``first`` to ``last`` whose topic matches."""
 
     first: int
     last: int | None
@@ -117,7 +117,7 @@ def read_entries(log: Log, first: int, last: int, wanted: EntryFilter) -> Piece:
 def _next_entry(log: Log, op: int, last: int) -> tuple[int, int]:
     """Return the next operation up to ``last + 1`` that may be an entry, and how much to read there.
 
-    Sealed messages are left unread.
+    Sealed messages are skipped without being read.
     """
     if op < log.first_op:
         # Retention has overtaken the reader. Reading through the log gives the right error.
@@ -153,7 +153,7 @@ def _with_positions(rows: pa.RecordBatch, batch: Batch) -> pa.RecordBatch:
 
 
 def _cut(batch: Batch, most: int) -> Iterator[Batch]:
-    """Cut a batch into parts of about ``most`` bytes or less; a single row may have more."""
+    """Cut a batch into parts of at most about ``most`` bytes; a single row may have more."""
     if batch.size <= most or len(batch) == 1:
         yield batch
         return

@@ -1,8 +1,6 @@
-"""The link's operations: each takes a request, and its connection answers it, now or later.
+"""Dispatches the link's requests to the modules of this folder, and answers the simplest ones.
 
-Requests are dispatched to :mod:`~headrace.net.link.reading`, :mod:`~headrace.net.link.staging`,
-:mod:`~headrace.net.link.services`, :mod:`~headrace.net.link.consumers`, :mod:`~headrace.net.link.aside` and
-:mod:`~headrace.net.link.lost_ranges`; the simplest are answered here. Publishing is the hub's own
+Each operation takes a request, and its connection answers it, now or later. Publishing is judged in the hub
 (:mod:`headrace.hub.publishing.requests`).
 """
 
@@ -19,17 +17,17 @@ from headrace.hub.services.objects import POLICY
 from headrace.hub.services.publish import ServicePublishing
 from headrace.hub.state import entry
 from headrace.message import Batch
-from headrace.net.link.aside import LinkAside
-from headrace.net.link.background_work import BackgroundWork
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.held_requests import HeldRequests
-from headrace.net.link.lost_ranges import LinkLostRanges
-from headrace.net.link.reading import LinkReading
-from headrace.net.link.rights import LinkRights
-from headrace.net.link.row_bodies import RowCache
-from headrace.net.link.services import LinkServices
-from headrace.net.link.staging import LinkStages
+from headrace.net.link.operations.aside import LinkAside
+from headrace.net.link.operations.background_work import BackgroundWork
+from headrace.net.link.operations.consumers import LinkConsumers
+from headrace.net.link.operations.held_requests import HeldRequests
+from headrace.net.link.operations.lost_ranges import LinkLostRanges
+from headrace.net.link.operations.reading import LinkReading
+from headrace.net.link.operations.rights import LinkRights
+from headrace.net.link.operations.services import LinkServices
+from headrace.net.link.operations.staging import LinkStages
+from headrace.net.link.streams.row_bodies import RowCache
 from headrace.net.server.accepting.door import DoorContext
 from headrace.net.server.status.program_reports import ProgramReports
 from headrace.net.server.status.shown_facts import shown_to
@@ -92,14 +90,14 @@ class LinkOperations:
         }
 
     def perform(self, connection: LinkConnection, request: ask.Request, body: memoryview) -> None:
-        """Perform a request that the client may make; an error raised here is its answer."""
-        # Rights are judged, and changes told to the audit log, when a request is performed: once, by what holds then.
+        """Perform a request if the client may make it; an error raised here is its answer."""
+        # Check rights, and report changes to the audit log, once: by the rules in force when the request is performed.
         if not self.held.hold(connection, request):
             self.rights.check(connection, request)
             self.table[type(request)](connection, request, body)
 
     def tick(self, now: float) -> None:
-        """Forget stages that were not committed in time, and go on with requests that were held."""
+        """Forget stages that were not committed in time, and perform requests that were held."""
         self._stages.tick(now)
         self.held.tick(now)
 
@@ -114,7 +112,7 @@ class LinkOperations:
         try:
             connection.answer(request.id, reloaded=self._access.load_again())
         except ConfigError as error:
-            # The settings are the operator's, not the client's.
+            # An error in the settings is the operator's fault, not the client's.
             raise RefusedError("settings", str(error)) from None
 
     def _holds(self, connection: LinkConnection, request: ask.HoldsRequest, _body: memoryview) -> None:
@@ -126,7 +124,7 @@ class LinkOperations:
             connection.answer(request.id, holds=dict(holds))
             return
         if request.release == (request.seq is not None):
-            raise RefusedError("malformed", "a hold is set with seq or let go with release")
+            raise RefusedError("malformed", "a hold is set with seq or removed with release")
         if request.release and name not in holds:
             raise RefusedError("missing", f"there is no hold {name!r}")
         if not request.release and name not in holds and len(holds) >= MAX_HOLDS:
@@ -137,7 +135,7 @@ class LinkOperations:
         def done(_: Batch) -> None:
             held = holds.get(name)
             if held is None and request.seq is not None and len(holds) >= MAX_HOLDS:
-                # Other holds came first.
+                # Other holds were committed first.
                 raise LimitError("link", "holds", len(holds) + 1, MAX_HOLDS)
             connection.answer(request.id, holds={} if held is None else {name: held})
 

@@ -1,10 +1,10 @@
-"""Which rights each request of the link needs.
+"""The rights that each request of the link needs.
 
-A request is checked here before anybody acts on it, except for what its body says: the topics of rows are checked where
-they are read (:meth:`LinkRights.check_topics`), and a reader's filter has its rights in it (:meth:`LinkRights.filter`).
+A request is checked here before it is performed, except for its body: the topics of rows are checked where they are
+read (:meth:`LinkRights.check_topics`), and a reader's rights become part of its filter (:meth:`LinkRights.filter`).
 
-A relay names whose request it passes on (``client``, ``by``, ``token``), and hubs copy the log and each other's state:
-that needs ``admin``.
+``admin`` is needed to relay requests in the name of others (``client``, ``by``, ``token``), and to copy the log or the
+hub's state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ADMIN: Final = (
     ask.SubscriptionsRequest,
     ask.AsideRequest,
 )
-"""Requests about the hub itself, or about everybody's state."""
+"""Requests about the hub itself or about the state of all clients."""
 
 
 _CHANGING: Final = frozenset(
@@ -48,19 +48,19 @@ _CHANGING: Final = frozenset(
         ask.AsideRequest,
     }
 )
-"""Requests that may change something at the hub itself, which the audit log tells."""
+"""Requests that may change the hub itself, which the audit log records."""
 
 
 class LinkRights:
-    """Asks the one question for the link's requests."""
+    """Checks the rights of the link's clients."""
 
     def __init__(self, access: AccessControl, owner_of: Callable[[str], str]) -> None:
-        """``owner_of`` returns whose a publisher's name is; empty if nobody has opened it."""
+        """``owner_of`` returns the owner of a publisher's name; empty if nobody has opened it."""
         self._access = access
         self._owner_of = owner_of
 
     def check(self, connection: LinkConnection, request: ask.Request) -> None:
-        """Raise an error if the client may not make a request; note what it changes."""
+        """Raise an error if the client may not make a request; record in the audit log what it changes."""
         if not connection.principal.may_do_everything:
             self._judge(connection, request)
         if type(request) in _CHANGING:
@@ -97,7 +97,7 @@ class LinkRights:
         origins: Sequence[str] | None,
         where: Mapping[str, Predicate],
     ) -> Filter | None:
-        """Make the filter of a reader: what it asks for, of what it may read; ``None`` for every message."""
+        """Make the filter of a reader: what it asks for, restricted to what it may read; ``None`` for every message."""
         principal = connection.principal
         if principal.reads_everything:
             return None if topic is None and origins is None and not where else Filter(topic, origins, where)
@@ -131,7 +131,7 @@ class LinkRights:
             case ask.ConsumersRequest(consumer=str(consumer)):
                 self._check(connection, Action.CONSUME, consumer)
             case ask.HoldsRequest(name=name):
-                # A hold keeps messages for a reader, as a durable consumer's place does.
+                # A hold keeps messages for a reader, just as the position of a durable consumer does.
                 self._check(connection, Action.CONSUME if name else Action.ADMIN, name or "")
             case ask.LostRequest(reader=str()):
                 self._check_reads(connection, None)
@@ -143,13 +143,13 @@ class LinkRights:
                 if not self._access.may_use(principal, service, does, DOOR, peer):
                     raise forbidden(principal, Action.SERVICE, service)
             case ask.ChainRequest():
-                # A digest confirms a guess at what a message says.
+                # A digest would confirm a guess at a message's content.
                 if not connection.principal.reads_everything:
                     self._refuse(connection, Action.READ, "**", Forbidden.NOT_ALLOWED)
             case _ if isinstance(request, _ADMIN):
                 self._check(connection, Action.ADMIN)
             case _:
-                # How far the log reaches, and lists of what it may see: whoever is known may ask.
+                # Any known client may ask for the head, and for lists of what it may see.
                 if not connection.principal.known:
                     self._refuse(connection, Action.READ, "", Forbidden.UNKNOWN)
 
@@ -173,12 +173,12 @@ class LinkRights:
         self._access.check(connection.principal, action, DOOR, what, connection.peer)
 
     def _check_own(self, connection: LinkConnection, named: bool) -> None:
-        """Let nobody speak for another client but hubs that relay."""
+        """Raise an error if a client that is not a relaying hub acts for another client."""
         if named:
             self._check(connection, Action.ADMIN)
 
     def _check_name(self, connection: LinkConnection, publisher: str) -> None:
-        """Let nobody use a publisher's name that is another's, or another's client id, but hubs that relay."""
+        """Raise an error if a client that is not a relaying hub uses a publisher's name, or a client id, of another."""
         access, principal = self._access, connection.principal
         if principal.may(Action.ADMIN):
             return
@@ -187,10 +187,12 @@ class LinkRights:
             access.refused(
                 principal, Action.PUBLISH, DOOR, publisher, connection.peer, Forbidden.ANOTHERS_NAME
             )
-            raise RefusedError("forbidden", f"publisher {publisher!r} is another's: take another name")
+            raise RefusedError(
+                "forbidden", f"publisher {publisher!r} belongs to another client: take another name"
+            )
 
     def _check_dead_letters(self, connection: LinkConnection, consumer: str, topic: str | None) -> None:
-        """Dead letters are messages that the hub publishes for a consumer: by default where only a deny forbids it."""
+        """Check the topic of a consumer's dead letters; the default topic needs no grant, but may be denied."""
         if topic is not None:
             self._check(connection, Action.PUBLISH, topic)
             return
@@ -199,12 +201,12 @@ class LinkRights:
             raise forbidden(principal, Action.PUBLISH, topic)
 
     def _check_any(self, connection: LinkConnection, action: Action, what: str) -> None:
-        """Refuse a client that may do this to nothing at all."""
+        """Raise an error if the client may not do this to anything at all."""
         if not connection.principal.may_something(action):
             self._refuse(connection, action, what, connection.principal.verdict(action, what))
 
     def _check_reads(self, connection: LinkConnection, topic: str | None) -> None:
-        """Refuse a reader of one topic that it may not read, and one that may read none."""
+        """Raise an error if the client may not read the topic it asks for, or may read no topic at all."""
         if topic is not None and "*" not in topic:
             self._check(connection, Action.READ, topic)
         else:

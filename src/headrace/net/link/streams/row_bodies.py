@@ -1,8 +1,8 @@
-"""The log's messages as bodies of rows, which the link's streams send.
+"""Bodies of rows, which the link's streams send for messages.
 
-Threads read: :func:`read_piece` turns the beginning of a range into one body. A sealed record batch is checked and sent
-as it is on disk, without being unpacked; rows of an open tail, or filtered rows, become one record batch of about a
-MiB. The newest commits are cached (:func:`row_cache`) for readers that keep up.
+Threads call :func:`read_piece`, which turns the beginning of a range into one body. A sealed record batch is checked
+and sent as it is on disk, without being unpacked. Rows of an open tail, and filtered rows, become one record batch of
+about a MiB. The newest commits are cached (:func:`row_cache`) for readers that keep up.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ MAX_LONE_BODY: Final = MAX_ANSWER - MAX_HEAD
 """The longest body of one row, which cannot be split."""
 
 SCAN_BYTES: Final = 16 << 20
-"""Bytes that a filter looks through before its position is reported."""
+"""Bytes that a filter searches before its position is reported."""
 
 _WORTH: Final = 8
-"""A sealed record batch is sent whole if at least one row in so many is wanted."""
+"""A sealed record batch is sent whole if at least one in this many rows is wanted."""
 
 MERGED_BYTES: Final = 4 * ROWS_BYTES
-"""What rows take at most: what a batch has once is repeated in every row of a body."""
+"""Most bytes of rows in a body: values that a batch has once are repeated in every row."""
 
 _CACHED_CHUNKS: Final = 8
-"""A reader further behind is better served from the log, where many small batches become one body."""
+"""Most chunks in the cache: a reader further behind is better served from the log, which joins small batches."""
 
 
 _KEPT_BESIDE: Final = 256
-"""Memory of a kept piece besides its body."""
+"""Memory of a cached piece in addition to its body."""
 
 
 class Piece(NamedTuple):
@@ -71,10 +71,10 @@ def read_piece(log: Log, first: int, last: int, wanted: Filter | None) -> Piece:
 
 
 class RowChunk:
-    """Batches committed together, as one body, made on first use.
+    """Batches committed together, as one body that is made on first use.
 
-    What passes a filter is made once, too, for all readers that have an equal filter. The event loop and threads may do
-    so at the same time; then one of the two equal results stays.
+    The rows that pass a filter are also made once, for all readers with an equal filter. The event loop and threads may
+    make them at the same time; then one of the two equal results is kept.
     """
 
     def __init__(self, batches: Sequence[Batch]) -> None:
@@ -100,22 +100,22 @@ class RowChunk:
         return Piece(self.first, self.last, self.body, self.last - self.first + 1)
 
     def known(self, wanted: Filter) -> Piece | None:
-        """Return what passes a filter, if somebody has asked for it before."""
+        """Return the rows that pass a filter, if they were made before."""
         return self._pieces.get(wanted)
 
     def unknown_topics(self, wanted: Filter) -> int:
-        """Return how many topics of whole batches are new to a filter."""
+        """Return how many topics shared by whole batches are new to a filter."""
         return sum(not wanted.topics.knows(batch.topic) for batch in self.batches)
 
     def at_a_glance(self, wanted: Filter) -> Piece | None:
-        """Return what passes a filter, if that is decided by what whole batches have in common."""
+        """Return the rows that pass a filter, if the common values of whole batches decide that."""
         passing = {wanted.passes(batch) for batch in self.batches}
         if passing == {False}:
             return self._keep(wanted, Piece(self.first, self.last, None, 0))
         return self._keep(wanted, self.whole()) if passing == {True} else None
 
     def filtered(self, wanted: Filter) -> Piece:
-        """Return what passes a filter."""
+        """Return the rows that pass a filter."""
         found = self.known(wanted) or self.at_a_glance(wanted)
         if found is None:
             rows = wanted.apply(self.rows)
@@ -124,7 +124,7 @@ class RowChunk:
         return found
 
     def filtered_from(self, first: int, wanted: Filter) -> Piece:
-        """Return what passes a filter, for a reader whose cursor is within the chunk."""
+        """Return the rows that pass a filter, for a reader whose cursor is within the chunk."""
         rows = wanted.apply(self.rows.slice(first - self.first))
         return Piece(first, self.last, body_of(rows) if rows.num_rows else None, rows.num_rows)
 
@@ -155,7 +155,7 @@ def _as_it_lies(log: Log, first: int, last: int) -> Piece | None:
     """Return the sealed record batch that contains ``first``, if it is worth sending whole."""
     segments = log.segments
     place = bisect_right(segments, first, key=lambda segment: segment.first) - 1
-    # What the log's own segments do not have is read through the log.
+    # Messages that the log's own segments do not have are read through the log.
     segment = segments[place] if place >= 0 else None
     if not isinstance(segment, SealedSegment):
         return None

@@ -1,4 +1,4 @@
-"""Work for a request that would hold up the event loop: done in a thread, answered on the event loop."""
+"""Runs work that would hold up the event loop in threads, and answers its requests on the event loop."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class BackgroundWork:
         failed: Callable[[], None] = lambda: None,
         share: Executor | None = None,
     ) -> None:
-        """Call ``function`` in a thread, then ``then`` with its result; an error of ours in either is the answer.
+        """Call ``function`` in a thread, then ``then`` with its result; a Headrace error in either is the answer.
 
-        Any other error of the thread, such as a lack of memory, is answered as one of storage, and reported.
+        Any other error of the thread, such as a lack of memory, is reported and answered as a storage error.
         """
 
         def done(future: asyncio.Future[T]) -> None:
@@ -53,7 +53,7 @@ class BackgroundWork:
                 connection.fail(request_id, error)
                 return
             except Exception as error:
-                # Whoever asked must not wait for ever, nor whoever waits for them.
+                # The client must get an answer, or it would wait for ever.
                 failed()
                 logger.error("a request has failed", exc_info=error)
                 connection.fail(

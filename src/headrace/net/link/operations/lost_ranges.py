@@ -1,7 +1,7 @@
-"""The link's ``lost``: readers report ranges that were gone before they read them, and list those known.
+"""The link's ``lost``: readers report ranges that were gone before they read them, and list the known ones.
 
 A report becomes a log entry, so every hub that follows the log knows it. It is counted once, by the hub that took the
-report. What the state knows already needs no entry.
+report. Ranges that the state knows already need no entry.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class LinkLostRanges:
         losses.observer = self._entered
         self._under_way = 0
         self._fresh: dict[int, list[Range]] = {}
-        """The newly lost ranges of each entry, by its position in the log, while entries of this hub are under way."""
+        """The newly lost ranges of each entry, by its position in the log, while this hub awaits commits of its own."""
 
     def lost(self, connection: LinkConnection, request: ask.LostRequest, _body: memoryview) -> None:
-        """Answer what readers have lost; a report is first put into the log."""
+        """Answer with the lost ranges; if the request reports one, append it to the log first."""
         reader, first, last = request.reader, request.first, request.last
         if (first is None) != (last is None) or (first is not None and reader is None):
             raise RefusedError("malformed", "a loss has a reader, first and last")
@@ -58,7 +58,7 @@ class LinkLostRanges:
             self._fresh[op] = fresh
 
     def _take(self, op: int) -> list[Range]:
-        """Return the newly lost ranges of an entry, and drop those of entries before it, which are other hubs'."""
+        """Return the newly lost ranges of an entry, and drop those of earlier entries, which other hubs submitted."""
         taken = self._fresh.pop(op, [])
         if not self._under_way:
             self._fresh.clear()

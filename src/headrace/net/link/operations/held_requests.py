@@ -1,7 +1,8 @@
-"""Requests whose answer depends on the head wait while a node that was just started does not know it.
+"""Holds requests whose answer depends on the head, while a node that has just started does not know the head.
 
-Such a node may have shown more as committed before it ended than it knows of now. If it answered at once, a client
-would see the sequence go back. It knows as soon as it hears the cluster: rarely is a request held for a second.
+Before it ended, such a node may have shown more messages as committed than it knows of now. If it answered at once, a
+client would see the sequence go back. The node knows the head as soon as it hears from the cluster, which rarely takes
+a second.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _NO_BODY: Final = memoryview(b"")
 
 
 class HeldRequests:
-    """The requests that wait, for ``seconds`` at most; a connection bounds how many it has open.
+    """The requests that wait, for at most ``seconds``; a connection bounds how many it has open.
 
-    None of them means anything by its body, so none is kept: that could be megabytes of each.
+    Their bodies, which could take megabytes, mean nothing and are not kept.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class HeldRequests:
         self._held: list[tuple[float, LinkConnection, ask.Request]] = []
 
     def hold(self, connection: LinkConnection, request: ask.Request) -> bool:
-        """Keep a request if it has to wait; return whether it does."""
+        """Hold a request if it has to wait; return whether it does."""
         if self._hub.head_doubt() is None or not _tells_of_the_head(request, self._hub.log.head):
             return False
         deadline = asyncio.get_running_loop().time() + self._seconds
@@ -45,7 +46,7 @@ class HeldRequests:
         return True
 
     def tick(self, now: float) -> None:
-        """Go on with all requests if the head is known, and refuse those that have waited too long if not."""
+        """Perform all held requests once the head is known; until then, refuse those that have waited too long."""
         if not self._held:
             return
         doubt = self._hub.head_doubt()

@@ -1,8 +1,8 @@
-"""Durable consumers over the link: joining one, acknowledging, listing, resetting and removing them.
+"""Durable consumers over the link: join, acknowledge, list, reset and remove.
 
-A consumer in use has a :class:`~headrace.hub.consumers.group.ConsumerGroup`, which is kept until all it knows is in the
-log. Its members are streams of the link (:class:`Member`); threads read and filter the log for them. Every change is a
-log entry, and is answered once that is committed.
+A consumer in use has a :class:`~headrace.hub.consumers.group.ConsumerGroup`, which is kept until everything it knows is
+in the log. Its members are streams of the link (:class:`Member`); threads read and filter the log for them. Every
+change is a log entry, and is answered once the entry is committed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from headrace.hub.sequence import Hub
 from headrace.log import Log
 from headrace.message import SCHEMA, Batch
 from headrace.net.link.connection import LinkConnection
-from headrace.net.link.row_bodies import MAX_BODY, MAX_LONE_BODY, MERGED_BYTES, SCAN_BYTES
-from headrace.net.link.streams import CreditedStream, StreamTarget
+from headrace.net.link.streams.credit import CreditedStream, StreamTarget
+from headrace.net.link.streams.row_bodies import MAX_BODY, MAX_LONE_BODY, MERGED_BYTES, SCAN_BYTES
 from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.link import requests as ask
 from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
@@ -52,13 +52,13 @@ from headrace.wire.link.message import ROWS_BYTES, Buffer, body_of
 CONSUMERS_A_TIME: Final = 256
 
 MOST_ROWS: Final = 4096
-"""Matching messages that are read for a member at a time, or a few more."""
+"""Approximate number of matching messages that are read for a member at a time."""
 
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], SCHEMA)
 
 
 class Member(CreditedStream):
-    """One stream of a durable consumer; a stream of its connection."""
+    """A member of a durable consumer, which is a stream of its connection."""
 
     def __init__(
         self, stream_id: int, client: StreamTarget, group: ConsumerGroup, number: int, credit: int
@@ -74,15 +74,15 @@ class Member(CreditedStream):
     # Called by its connection
 
     def close(self) -> None:
-        """Leave in good order."""
+        """Leave the consumer in good order."""
         self._leave(tried=False)
 
     def lose(self) -> None:
-        """Leave without notice: it is unknown which messages the client has handled."""
+        """Leave without notice, so that it is not known which messages the client has handled."""
         self._leave(tried=True)
 
     def pump(self) -> None:
-        """Ask for more messages, if there is room for them."""
+        """Ask for more messages if there is room for them."""
         if self.able:
             self._group.ready(self)
 
@@ -90,7 +90,7 @@ class Member(CreditedStream):
 
     @property
     def able(self) -> bool:
-        """Whether it can take more."""
+        """Whether the member can take more messages."""
         return not (self._closed or self.reading or self.client.full) and self._credit.allows(self.needs)
 
     @property
@@ -109,7 +109,7 @@ class Member(CreditedStream):
         self.client.event(head, body)
 
     def end(self, error: HeadraceError) -> None:
-        """End the stream, through no fault of its client."""
+        """End the stream with an error that is not the client's fault."""
         self._end(error)
 
     def _leave(self, *, tried: bool) -> None:
@@ -136,7 +136,7 @@ class LinkConsumers:
     # Called by the door
 
     def deliver(self) -> None:
-        """Continue: something was committed."""
+        """Continue all groups after a commit."""
         for group in self._groups.values():
             group.drive()
 
@@ -148,22 +148,22 @@ class LinkConsumers:
                 del self._groups[name]
 
     def stop(self) -> None:
-        """Stop reading the log: the hub is stopping."""
+        """Stop reading the log, since the hub is stopping."""
         for group in self._groups.values():
             group.stop()
 
     def members(self, name: str) -> int:
-        """Count the members of a consumer."""
+        """Return the number of a consumer's members."""
         group = self._groups.get(name)
         return 0 if group is None else group.members
 
     # Requests
 
     def follow(self, connection: LinkConnection, request: ask.FollowRequest, name: str) -> None:
-        """Join a consumer, and create it if need be."""
+        """Join a consumer, and create it if it does not exist."""
         if request.time is not None:
             raise RefusedError("conflict", "a consumer begins at a sequence number, not at a time")
-        connection.check_room_for_stream()
+        connection.streams.check_room()
         terms = _terms(request)
         consumer = self._known.get(name)
         if consumer is not None and terms == Terms():
@@ -178,8 +178,8 @@ class LinkConsumers:
             return
 
         def created(_: Batch) -> None:
-            connection.check_room_for_stream()
-            # Another client may have created it first, on other terms, or have removed it since.
+            connection.streams.check_room()
+            # Another client may have created it first, with other terms, or have removed it since.
             if self._known.creation(name, terms, start) is not None:
                 raise RefusedError("missing", f"consumer {name!r} was removed")
             self._join(connection, request, name)
@@ -187,7 +187,7 @@ class LinkConsumers:
         connection.submit(request.id, creation, created)
 
     def ack(self, connection: LinkConnection, request: ask.AckRequest, _body: memoryview) -> None:
-        """Acknowledge messages, or note that they failed."""
+        """Acknowledge messages, or note that processing them failed."""
         ranges = request.seqs
         for first, last in ranges:
             if first > last:
@@ -318,7 +318,7 @@ class LinkConsumers:
 
 
 def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> Found:
-    """Read until there are enough matching rows, or no more room; one matching row always fits."""
+    """Read until there are enough matching rows or no more room; one matching row always fits."""
     budget = min(ROWS_BYTES, room)
     found: list[pa.RecordBatch] = []
     at, size, count, scanned = first, 0, 0, 0
@@ -346,7 +346,7 @@ def find(log: Log, first: int, last: int, wanted: ConsumerFilter, room: int) -> 
 
 
 def _with_rights(terms: Terms, rights: Rights) -> Terms:
-    """Bind terms to what a member may read; in whatever order its rights are written, they are the same."""
+    """Restrict terms to what a member may read; the order in which its rights are written does not matter."""
     everything = rights.allowed is None or "**" in rights.allowed
     return msgspec.structs.replace(
         terms,
@@ -356,7 +356,7 @@ def _with_rights(terms: Terms, rights: Rights) -> Terms:
 
 
 def _terms(request: ask.FollowRequest) -> Terms:
-    """Make the terms that a follow gives, as they are read back from a log entry."""
+    """Return the terms that a follow gives, in the form in which they are read back from a log entry."""
     given: dict[str, Any] = {"topic": request.topic, "dead_letter": request.dead_letter}
     if request.origin is not None:
         origins = [request.origin] if isinstance(request.origin, str) else request.origin

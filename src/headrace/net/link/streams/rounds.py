@@ -1,12 +1,12 @@
-"""Every commit is a round through all streams at the head, a short part of it in each turn of the event loop.
+"""Rounds: after a commit all streams at the head are served, a short part of them in each turn of the event loop.
 
-A few streams are served at once, before the publisher has its answer. However many there are, the loop turns to
-everybody else every :data:`TURN_SECONDS`. A stream takes all there is when its turn comes. So what is committed during
-a round is one more round after it, however many commits there were.
+A few streams are served at once, before the publisher has its answer. If there are many, the loop serves everything
+else every :data:`TURN_SECONDS`. A stream takes everything there is when its turn comes, so all commits during a round
+make just one more round.
 
-A few filters are quickest where the messages are: on the event loop, at once. Many, or heavy ones, would hold up
-everybody, publishers included. So all streams of a door share a budget for each turn of the loop
-(:class:`FilterBudget`), in units of about a microsecond; what is past it is left to threads.
+Cheap filters are applied fastest on the event loop, where the messages are. Many filters, or heavy ones, would hold up
+everything else, even publishers. So all streams of a door share a budget for each turn of the loop
+(:class:`FilterBudget`), in units of about a microsecond; threads do the rest.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from time import perf_counter
 from typing import Final, Protocol
 
 TURN_SECONDS: Final = 0.002
-"""Seconds of one turn; a stream that has begun is not interrupted."""
+"""Seconds of one turn; a stream is not interrupted while it sends."""
 
 
 TURN: Final = 2000
 """Units in one turn."""
 
 _EACH: Final = 100
-"""Units of applying a filter to rows, however few; :data:`_ROWS` rows cost one more."""
+"""Least units for applying a filter to rows; each :data:`_ROWS` rows cost one more."""
 _ROWS: Final = 4
 
 
@@ -48,12 +48,12 @@ class StreamRounds:
     def __init__(self, connections: Collection[Streaming]) -> None:
         self._connections = connections
         self._round: Iterator[Pumped] | None = None
-        """What is left of the round under way."""
+        """The rest of the current round."""
         self._again = False
-        """Whether something was committed since it began."""
+        """Whether there was a commit since the round began."""
 
     def begin(self) -> None:
-        """Go on with every stream."""
+        """Continue every stream."""
         if self._round is not None:
             self._again = True
             return
@@ -69,7 +69,7 @@ class StreamRounds:
                     stream.pump()
                     due = perf_counter() >= until
                 finally:
-                    # One that fails is its own concern: the others go on.
+                    # A stream that fails must not stop the others.
                     if due:
                         asyncio.get_running_loop().call_soon(self._go_on)
                 if due:
@@ -87,19 +87,19 @@ class FilterBudget:
 
     def __init__(self) -> None:
         self.spent = 0
-        """Units of this turn."""
+        """Units spent in this turn."""
         self.most = 0
-        """The most that a turn has taken."""
+        """Most units that a turn has spent."""
 
     def glance(self, batches: int, unknown: int = 0) -> bool:
-        """Take what deciding about whole batches costs, if there is room for it.
+        """Spend the cost of deciding about whole batches, if the budget has it.
 
-        ``unknown`` topics are new to the filter's pattern, which has to be matched.
+        ``unknown`` topics are new to the filter, so its pattern has to be matched.
         """
         return self._take(1 + batches + _EACH * unknown)
 
     def apply(self, rows: int) -> bool:
-        """Take what applying a filter to rows costs, if there is room for it."""
+        """Spend the cost of applying a filter to rows, if the budget has it."""
         return self._take(_EACH + rows // _ROWS)
 
     def _take(self, units: int) -> bool:

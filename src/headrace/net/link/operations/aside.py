@@ -1,4 +1,4 @@
-"""The link's ``aside``: what a frontend's upstream hub refused for good is listed, published again, or dropped."""
+"""The link's ``aside``: list messages that the upstream hub refused for good, publish them again, or drop them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from headrace.wire.link import requests as ask
 logger = logging.getLogger("headrace")
 
 MAX_LISTED: Final = 1000
-"""Requests in one answer: the oldest."""
+"""Most requests in one answer, oldest first."""
 
 
 class LinkAside:
-    """What is set aside at one hub, for its link; a hub that keeps nothing has nothing."""
+    """The messages set aside at one hub, for its link; only a frontend that stores messages has any."""
 
     def __init__(self, store: AsideStore | None) -> None:
         self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
 
     def manage(self, connection: LinkConnection, request: ask.AsideRequest, _body: memoryview) -> None:
-        """List the requests, or deal with one."""
+        """List the requests, or retry or drop one."""
         if (request.action == "list") is not (request.request is None):
             raise RefusedError("malformed", "retry and drop name a request, list does not")
         requests = [] if self._store is None else self._store.requests

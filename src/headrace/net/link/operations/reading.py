@@ -1,7 +1,7 @@
 """Reading over the link: messages (``read``, ``follow``), ``entries``, the whole log (``replicate``), and the state.
 
-Streams are opened here; :mod:`~headrace.net.link.streams` sends them. Searching for a time and packing a snapshot may
-take a while, and are done in a thread.
+Streams are opened here; :mod:`~headrace.net.link.streams` sends them. Threads search for times and pack snapshots,
+since that may take a while.
 """
 
 from __future__ import annotations
@@ -21,22 +21,17 @@ from headrace.hub.sequence import Hub
 from headrace.hub.topic_test import check_topic_pattern
 from headrace.log import Log
 from headrace.log.files import translating
-from headrace.net.link.background_work import BackgroundWork
-from headrace.net.link.connection import ExplainedError, LinkConnection
-from headrace.net.link.consumers import LinkConsumers
-from headrace.net.link.operation_bodies import EntryFilter
-from headrace.net.link.rights import LinkRights
-from headrace.net.link.row_bodies import RowCache
-from headrace.net.link.stream_rounds import FilterBudget
-from headrace.net.link.streams import (
-    CopyStream,
-    EntryStream,
-    PieceStream,
-    RowStream,
-    Waiting,
-    byte_pieces,
-    row_pieces,
-)
+from headrace.net.link.connection import LinkConnection
+from headrace.net.link.operations.background_work import BackgroundWork
+from headrace.net.link.operations.consumers import LinkConsumers
+from headrace.net.link.operations.rights import LinkRights
+from headrace.net.link.refusals import ExplainedError
+from headrace.net.link.streams.operation_bodies import EntryFilter
+from headrace.net.link.streams.operations import CopyStream, EntryStream, Waiting
+from headrace.net.link.streams.pieces import PieceStream, byte_pieces, row_pieces
+from headrace.net.link.streams.rounds import FilterBudget
+from headrace.net.link.streams.row_bodies import RowCache
+from headrace.net.link.streams.rows import RowStream
 from headrace.net.server.machine.reader_threads import ReaderThreads
 from headrace.wire.link import requests as ask
 
@@ -62,17 +57,17 @@ class LinkReading:
         self._cache = cache
         self.budget = FilterBudget()
         self._filters: WeakValueDictionary[Filter, Filter] = WeakValueDictionary()
-        """The filters in use."""
+        """The filters in use: readers with equal filters share one."""
         self._delivered = hub.counters.counter("delivered", door="tube")
         self._consumers = consumers
         self._subscribed = subscriptions
         self._rights = rights
         self.waiting = Waiting()
         self._packing: set[LinkConnection] = set()
-        """Connections for which a snapshot or a chain is being packed: each may be large, so one at a time."""
+        """Connections for which a snapshot or a chain is being packed: one at a time, since each may be large."""
 
     def head(self, connection: LinkConnection, request: ask.HeadRequest, _body: memoryview) -> None:
-        """Answer the log's range."""
+        """Answer with the log's range."""
         log = self._log
 
         def tell(history: list[str | None]) -> None:
@@ -84,7 +79,7 @@ class LinkReading:
             connection.answer(
                 request.id,
                 **more,
-                # Who reads the files themselves reads every topic.
+                # A client that reads the files themselves reads every topic.
                 path=self._path if connection.principal.reads_everything else "",
                 log=str(log.uuid),
                 first=log.first,
@@ -95,7 +90,7 @@ class LinkReading:
                 ops=[log.first_op, log.head_op],
             )
 
-        # A digest confirms a guess at what a message says.
+        # A digest would confirm a guess at a message's content.
         if not request.history or not connection.principal.reads_everything:
             tell([None] * len(request.history))
         elif all(seq > log.head or log.chain.fingerprint_at_hand(seq) is not None for seq in request.history):
@@ -104,7 +99,7 @@ class LinkReading:
             self._background.answer(connection, request.id, tell, self._fingerprints, request.history)
 
     def _fingerprints(self, history: Sequence[int]) -> list[str | None]:
-        """The fingerprints of the history up to some messages, if known here; runs in a thread unless at hand."""
+        """Return the fingerprints of the history up to some messages, if they are known here; may read the disk."""
         found: list[str | None] = []
         for seq in history:
             with suppress(TrimmedError):
@@ -114,38 +109,38 @@ class LinkReading:
         return found
 
     def read(self, connection: LinkConnection, request: ask.ReadRequest, _body: memoryview) -> None:
-        """Send a range of messages as the log is now."""
-        connection.check_room_for_stream()
+        """Send a range of the messages that the log has now."""
+        connection.streams.check_room()
         head = self._log.head
         last = head if request.last is None else min(request.last, head)
         self._begin(connection, request, request.first, last)
 
     def follow(self, connection: LinkConnection, request: ask.FollowRequest, _body: memoryview) -> None:
-        """Send messages from a position on, as they come; or let the client join a durable consumer."""
+        """Send messages from a position on, as they are committed; or let the client join a durable consumer."""
         if request.consumer is not None:
             if request.topic is not None:
-                # Before the consumer is created: its terms are kept for ever.
+                # Check this before the consumer is created, since its terms are kept for ever.
                 check_topic_pattern(request.topic)
             self._consumers.follow(connection, request, request.consumer)
             return
         if request.from_seq is not None and request.time is not None:
             raise RefusedError("conflict", "a follow begins at a sequence number or at a time, not at both")
-        connection.check_room_for_stream()
+        connection.streams.check_room()
         if request.time is None:
             begin = self._log.head + 1 if request.from_seq is None else request.from_seq
             self._begin(connection, request, begin, None)
             return
 
         def found(seq: int) -> None:
-            connection.check_room_for_stream()
+            connection.streams.check_room()
             self._begin(connection, request, seq, None)
 
         share = self._readers.past if self._log.is_past(request.time) else None
         self._background.answer(connection, request.id, found, self._log.seq_at, request.time, share=share)
 
     def replicate(self, connection: LinkConnection, request: ask.ReplicateRequest, _body: memoryview) -> None:
-        """Send the log to a hub that copies it, messages and entries, as it grows."""
-        connection.check_room_for_stream()
+        """Send the log, messages and entries, to a hub that copies it, and continue as it grows."""
+        connection.streams.check_room()
         log, last = self._log, request.last_op
         if last is not None:
             last = min(last, log.head_op)
@@ -164,14 +159,14 @@ class LinkReading:
         connection.stream(stream)
 
     def entries(self, connection: LinkConnection, request: ask.EntriesRequest, _body: memoryview) -> None:
-        """Send the entries that stand after a range of messages; if the range has no end, as they come."""
-        connection.check_room_for_stream()
+        """Send the entries after each message of a range; if the range has no end, continue as they are committed."""
+        connection.streams.check_room()
         topics = None if request.topic is None else Filter(request.topic)
         wanted = EntryFilter(request.first, request.last, topics)
 
         def found(ops: tuple[int, int | None]) -> None:
             first, last = ops
-            connection.check_room_for_stream()
+            connection.streams.check_room()
             stream = EntryStream(
                 request.id,
                 connection,
@@ -185,11 +180,11 @@ class LinkReading:
             )
             connection.stream(stream)
 
-        # The entries of sealed messages are looked up on the disk.
+        # Finding the entries of sealed messages reads the disk.
         self._background.answer(connection, request.id, found, self._operations, request)
 
     def _operations(self, request: ask.EntriesRequest) -> tuple[int, int | None]:
-        """Find the operations among which the entries of a range are; runs in a thread."""
+        """Return the range of operations that contains the entries of a range; runs in a thread."""
         log = self._log
         last = None
         with translating(log.directory):
@@ -201,9 +196,9 @@ class LinkReading:
         return first, last
 
     def _after(self, seq: int) -> int:
-        """Return the operation from which on the entries after message ``seq`` are, as far as they are kept."""
+        """Return the operation at which the entries after message ``seq`` begin, as far as they are kept."""
         log = self._log
-        # An archive has messages only: entries are those of the log's own segments.
+        # An archive has messages only; entries are in the log's own segments.
         if seq < log.first_here - 1:
             raise TrimmedError(seq, log.first_here - 1, log.first_here)
         if seq < log.first_here:
@@ -232,8 +227,8 @@ class LinkReading:
         seq: int,
         make: Callable[[], bytes],
     ) -> None:
-        """Send bytes that a thread makes, in pieces; they stand for the log up to message ``seq``."""
-        connection.check_room_for_stream()
+        """Send bytes in pieces; a thread makes them, and they describe the log up to message ``seq``."""
+        connection.streams.check_room()
         if connection in self._packing:
             raise ExplainedError("busy", "a snapshot or a chain is being packed for this tube", limit=1)
 
@@ -242,7 +237,7 @@ class LinkReading:
 
         def made(data: bytes) -> None:
             over()
-            connection.check_room_for_stream()
+            connection.streams.check_room()
             end = {"seq": seq, "size": len(data)}
             pieces = byte_pieces(what, data)
             connection.stream(PieceStream(request.id, connection, pieces, request.credit, end))
@@ -254,8 +249,8 @@ class LinkReading:
         self, connection: LinkConnection, request: ask.SubscriptionsRequest, _body: memoryview
     ) -> None:
         """Send every content subscription."""
-        connection.check_room_for_stream()
-        # A copy: subscriptions may change while they are sent.
+        connection.streams.check_room()
+        # Send a copy, since subscriptions may change meanwhile.
         pieces, end = (
             row_pieces(tables(list(self._subscribed))),
             {"head": self._hub.state.seq, "op": self._hub.state.op},
@@ -275,9 +270,9 @@ class LinkReading:
         if cursor < self._log.first and (last is None or cursor <= last):
             raise TrimmedError(cursor, self._log.head if last is None else last, self._log.first)
         if wanted is not None:
-            # Equal filters become one, so that what it has compiled and remembered is shared.
+            # Equal filters are shared, with everything they have compiled and remembered.
             wanted = self._filters.setdefault(wanted, wanted)
-            connection.check_room_for_stream(wanted.cost)
+            connection.streams.check_room(wanted.cost)
         stream = RowStream(
             request.id,
             connection,
@@ -295,5 +290,5 @@ class LinkReading:
 
 
 def _no_longer_kept(log: Log) -> TrimmedError:
-    """Say which messages are gone, to a reader of operations."""
+    """Return the error for a reader of operations that are no longer kept."""
     return TrimmedError(1, max(log.first_here - 1, 1), log.first_here)

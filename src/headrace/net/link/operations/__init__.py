@@ -1,0 +1,1 @@
+"""The operations of the link: each takes a request, and its connection answers it, now or later."""
