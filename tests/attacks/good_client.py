@@ -5,10 +5,11 @@ It publishes one message at the ``fyrehose`` door and waits until that is delive
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from time import perf_counter, thread_time
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -17,6 +18,9 @@ from tests.attacks.turns import Turns
 from tests.conftest import SOAK
 from tests.hubprocess import HubProcess
 from tests.system.observing import eventually, memory
+
+import headrace
+from headrace.errors import HeadraceError
 
 GENEROUS = 20.0
 """Times as long as alone that it may wait beside an attack. Many attacks held it up a thousand times as long."""
@@ -67,13 +71,12 @@ class GoodClient:
     """Publishes and receives until it is left."""
 
     def __init__(self, hub: HubProcess, seconds: float = 60.0) -> None:
-        self._sock = socket.create_connection(hub.address("fyrehose"), timeout=seconds)
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock.sendall(_KEEPALIVE)
+        self._hub, self._seconds = hub, seconds
+        self._sock: socket.socket
         self._data = bytearray()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self._failure: OSError | AssertionError | None = None
+        self._failure: Exception | None = None
         self._name = b"good %d " % id(self)
         self._seq = 0
         self.times: list[float] = []
@@ -87,7 +90,6 @@ class GoodClient:
     ) -> None:
         self._over.set()
         self._thread.join()
-        self._sock.close()
         if self._failure is not None and error is None:
             raise self._failure
 
@@ -101,6 +103,16 @@ class GoodClient:
 
     def _run(self) -> None:
         try:
+            self._work()
+        except (OSError, AssertionError, HeadraceError) as error:
+            self._failure = error
+
+    def _work(self) -> None:
+        with closing(
+            socket.create_connection(self._hub.address("fyrehose"), timeout=self._seconds)
+        ) as self._sock:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.sendall(_KEEPALIVE)
             number = 0
             while not self._over.wait(_PAUSE_SECONDS):
                 payload = self._name + b"%d" % number
@@ -109,8 +121,6 @@ class GoodClient:
                 self._await(payload)
                 self.times.append(perf_counter() - begun)
                 number += 1
-        except (OSError, AssertionError) as error:
-            self._failure = error
 
     def _await(self, payload: bytes) -> None:
         """Receive until a message of our own comes, which must be this one; all numbers must be in order."""
@@ -143,6 +153,24 @@ class GoodClient:
             yield message
 
 
+class GoodPublisher(GoodClient):
+    """Publishes on the link, and waits for the acknowledgement: millions of messages of others do not come its way."""
+
+    def _work(self) -> None:
+        asyncio.run(self._publish())
+
+    async def _publish(self) -> None:
+        newest = 0
+        async with headrace.connect("tube://", "{}:{}".format(*self._hub.address("tube_tcp"))) as link:
+            while not self._over.is_set():
+                begun = perf_counter()
+                seq = (await link.publish(self._name, topic="good")).first
+                self.times.append(perf_counter() - begun)
+                assert newest < seq
+                newest = seq
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+
 def slowness() -> float:
     """Return how many times as long as a quick machine this one computes now, at worst; 1 at least."""
     slowest = 0.0
@@ -156,13 +184,17 @@ def slowness() -> float:
 
 @contextmanager
 def unharmed(
-    hub: AttackedHub, what: str, most_bytes: int = 64 << 20, count: int = 40
+    hub: AttackedHub,
+    what: str,
+    most_bytes: int = 64 << 20,
+    count: int = 40,
+    kind: type[GoodClient] = GoodClient,
 ) -> Iterator[GoodClient]:
     """Compare a good client's waits alone with those during an attack; bound what the attack costs the hub.
 
     The hub's time is bounded by what a turn of its event loop computes, compared with how fast this machine computes.
     """
-    with GoodClient(hub) as good:
+    with kind(hub) as good:
         alone = good.waits(count)
         slow = slowness()
         before, begun = memory(hub), len(good.times)

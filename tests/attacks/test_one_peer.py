@@ -17,7 +17,15 @@ from time import perf_counter
 
 import pytest
 from tests.attacks.conftest import MIB, SOAK, STATE_BYTES, STATE_BYTES_PER_CLIENT
-from tests.attacks.good_client import GENEROUS, SLACK_SECONDS, AttackedHub, Waits, unharmed
+from tests.attacks.good_client import (
+    GENEROUS,
+    SLACK_SECONDS,
+    AttackedHub,
+    GoodClient,
+    GoodPublisher,
+    Waits,
+    unharmed,
+)
 from tests.attacks.hostile_bytes import SPOKEN, grammar_made_bytes, mutated_bytes
 from tests.system.observing import counter, eventually, status
 
@@ -152,8 +160,10 @@ FLOODS = {
     "refusals of compressions": ("tube_tcp", OPENING + HELLO, b"\x48"),
     "packets to be ignored": ("spp", b"", struct.pack("!II", 40, 0)),
     "KEEPALIVEs": ("fyrehose", b"", b"\x10" + bytes(6)),
+    "PUSHes without payload": ("fyrehose", b"", b"\x02\x00\x00"),
+    "long PUSHes": ("fyrehose", b"", b"\x02\x75\x30" + bytes(30_000)),
 }
-"""The door, what comes first, and what comes again and again: each is valid, short, and costs the hub some steps."""
+"""The door, what comes first, and what comes again and again: each is valid, and costs the hub some steps."""
 
 
 @pytest.mark.parametrize("what", FLOODS)
@@ -161,10 +171,11 @@ def test_a_flood_of_short_requests(hub: AttackedHub, what: str) -> None:
     """One read brings ten thousand of them, and there are many connections: they take turns."""
     door, first, again = FLOODS[what]
     flood = again * (READ_BYTES // len(again))
+    kind = GoodPublisher if "PUSHes" in what else GoodClient
     # What is loaded at the first use is no harm that a flood does.
     with closing(socket.create_connection(hub.address(door), timeout=10)) as sock:
-        sock.sendall(first + again)
-    with unharmed(hub, f"a flood of {what}"), ExitStack() as stack:
+        sock.sendall(first + again * 2)
+    with unharmed(hub, f"a flood of {what}", kind=kind), ExitStack() as stack:
         peers = []
         for number in range(30):
             source = (f"127.0.0.{number % 3 + 5}", 0)

@@ -2,8 +2,9 @@
 
 One read may bring ten thousand requests, and a hundred connections may be read in one turn. Nobody else would be served
 until all of that is done. So a connection takes :data:`AT_ONCE` frames of a read, or one if the turn has brought enough
-(:data:`IN_A_TURN`). With the rest it waits in line, unread. In each turn the lines go on for :data:`TURN_SECONDS`: one
-connection of each address after the other, each with some frames. So an address that has more connections, or sends
+(:data:`IN_A_TURN`). With the rest it waits in line, unread. In each turn the lines go on for :data:`TURN_SECONDS`, or
+until :data:`READERS` of them are read from again: one connection of each address after the other, each with some
+frames. So an address that has more connections, or sends
 more on them, waits longer for itself.
 
 No clock is asked on the way of a peer that sends a message now and then.
@@ -19,11 +20,20 @@ from typing import Final
 AT_ONCE: Final = 32
 """Frames that one connection takes before others have their turn: some milliseconds at most."""
 
+FRAME_BYTES: Final = 8 << 10
+"""Bytes that cost about as much as a frame; a shorter read costs what is in it."""
+
 IN_A_TURN: Final = 128
 """Frames that are taken in one turn as they are read, by all connections together, before each takes only one."""
 
 TURN_SECONDS: Final = 0.008
 """Seconds of one turn in which those in line go on."""
+
+READERS: Final = 4
+"""Connections in line that are read from again in one turn and fill their buffers: with those it has brought enough."""
+
+GoOn = Callable[[], bool | None]
+"""Goes on; returns whether a connection is read from again that fills its buffer."""
 
 
 class FairTurns:
@@ -35,7 +45,7 @@ class FairTurns:
         self.left = IN_A_TURN
         """Frames that may still be taken in this turn; at 0, what is read is better taken in a later one."""
         self._clock = clock
-        self._lines: dict[str, deque[Callable[[], None]]] = {}
+        self._lines: dict[str, deque[GoOn]] = {}
         """Who goes on next, by address; the first line is the next."""
         self._due = False
 
@@ -49,7 +59,7 @@ class FairTurns:
         self._look_ahead()
         self.left -= frames
 
-    def wait(self, origin: str, go_on: Callable[[], None]) -> None:
+    def wait(self, origin: str, go_on: GoOn) -> None:
         """Call ``go_on`` when it is its turn: to take :data:`AT_ONCE` frames, and wait again if there are more."""
         self._lines.setdefault(origin, deque()).append(go_on)
         self._look_ahead()
@@ -60,7 +70,7 @@ class FairTurns:
             self.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        self._due, self.left = False, IN_A_TURN
+        self._due, readers = False, 0
         until = self._clock() + TURN_SECONDS
         while self._lines:
             origin = next(iter(self._lines))
@@ -68,8 +78,10 @@ class FairTurns:
             go_on = line.popleft()
             if line:
                 self._lines[origin] = line
-            go_on()
-            if self._clock() >= until:
+            readers += bool(go_on())
+            if readers == READERS or self._clock() >= until:
                 break
+        # What is read after them is counted by itself.
+        self.left = IN_A_TURN
         if self._lines:
             self._look_ahead()

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import threading
+from itertools import accumulate, repeat
 from pathlib import Path
 from random import Random
 
@@ -29,10 +30,14 @@ from tests.net.raw import (
 
 from headrace.errors import DamagedError, FullError, TrimmedError
 from headrace.hub.cursor import EncodedChunk
+from headrace.hub.sequence import Done
 from headrace.message import MAX_SEQUENCE, Batch
 from headrace.net.fyrehose.tcp import MAX_ACKS, MAX_RANGES, RECEIVE_BYTES, FyrehoseTcpDoor
 from headrace.net.server.log import maintenance
 from headrace.net.server.process import Server
+from headrace.tube.fair_turns import FRAME_BYTES, IN_A_TURN, TURN_SECONDS
+from headrace.wire.fyrehose import kernels
+from headrace.wire.fyrehose.stream import PUSHES_OF_A_PACKET
 
 
 class TestPush:
@@ -406,6 +411,37 @@ class TestRefusal:
             if acks[0] == 0x01:
                 assert acks + await flooder.read(7) == deliver(1, b"quick")
         await flood
+
+    @pytest.mark.parametrize("size", [0, 1000, 60_000])
+    async def test_a_flood_of_messages_is_taken_in_turns(
+        self, server: Server, dial: Dial, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        kernels.warm()
+        flooders = [await dial(server) for _ in range(6)]
+        loop, submit, taken = asyncio.get_running_loop(), server.hub.submit, [(0, 0)]
+
+        def submit_and_count(batch: Batch, done: Done) -> None:
+            if taken[-1] == (0, 0):
+                loop.call_soon(taken.append, (0, 0))  # With the next turn another count begins.
+            count, weight = taken[-1]
+            taken[-1] = count + batch.run.count, weight + batch.run.size
+            submit(batch, done)
+
+        monkeypatch.setattr(server.hub, "submit", submit_and_count)
+        # Whoever goes on takes as long as a turn may be.
+        times = accumulate(repeat(TURN_SECONDS))
+        monkeypatch.setattr(server.turns, "_clock", lambda: next(times))
+        whole, message = 0, push(bytes(size))
+        for flooder in flooders:
+            flooder.sock.setblocking(False)
+            whole += flooder.sock.send(message * ((4 << 20) // len(message))) // len(message)
+        # All of it would come in one turn: an event loop reads a socket up to 32 times in a row.
+        assert whole * len(message) > 5 * RECEIVE_BYTES
+        await until(lambda: server.hub.log.head == whole)
+        counts, weights = zip(*taken, strict=True)
+        assert sum(counts) == whole
+        assert max(counts) < IN_A_TURN * 2 * PUSHES_OF_A_PACKET
+        assert max(weights) < IN_A_TURN * 2 * FRAME_BYTES
 
     async def test_connections_per_address(self, start: Start, dial: Dial) -> None:
         server = await start("limits.connections_per_address=3")

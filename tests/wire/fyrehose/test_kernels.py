@@ -14,6 +14,9 @@ from headrace.wire.fyrehose import kernels, packet
 from headrace.wire.fyrehose.packet import Deliver, Push, Type, serialize
 from headrace.wire.numba_kernels import Kernel
 
+MANY = 1 << 20
+"""More packets than any buffer here has."""
+
 GUARD = 64
 """Bytes on either side of an output that a kernel must leave as they are."""
 
@@ -86,7 +89,7 @@ def test_nothing_is_compiled_for_another_type() -> None:
     # An error that a test can meet, and never seconds of compiling while the hub runs.
     kernels.load(kernels.__name__)
     with pytest.raises(TypeError, match="No matching definition"):
-        kernels.measure_pushes(np.zeros(4, np.float32), 0, 4, 10)
+        kernels.measure_pushes(np.zeros(4, np.float32), 0, 4, 10, 1)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_nothing_is_compiled_for_another_type() -> None:
 def test_measures_pushes_up_to_their_limits(wire: str, found: tuple[int, int, int]) -> None:
     buffer = as_bytes(bytes.fromhex(wire))
     for measure in both(kernels.measure_pushes):
-        assert measure(buffer, 0, len(buffer), MAX_RUN_BYTES) == found
+        assert measure(buffer, 0, len(buffer), MAX_RUN_BYTES, MANY) == found
     whole = found[0] > 0 and found[2] == len(buffer) <= kernels.MAX_DATAGRAM
     for measure in both(kernels.measure_datagrams):
         counts = np.zeros(1, np.int32)
@@ -129,34 +132,44 @@ def test_measures_pushes_up_to_their_limits(wire: str, found: tuple[int, int, in
 def test_measures_delivers_up_to_their_limits(wire: str, found: tuple[int, int, int]) -> None:
     buffer = as_bytes(bytes.fromhex(wire))
     for measure in both(kernels.measure_delivers):
-        assert measure(buffer, 0, len(buffer), MAX_RUN_BYTES) == found
+        assert measure(buffer, 0, len(buffer), MAX_RUN_BYTES, MANY) == found
 
 
-@given(streams(hub_frames), st.integers(0, 5), st.sampled_from([MAX_RUN_BYTES, 70_000, 40, 0]))
-def test_measures_pushes(wire: bytes, before: int, limit: int) -> None:
+@given(
+    streams(hub_frames),
+    st.integers(0, 5),
+    st.sampled_from([MAX_RUN_BYTES, 70_000, 40, 0]),
+    st.sampled_from([MANY, 3, 1]),
+)
+def test_measures_pushes(wire: bytes, before: int, limit: int, most: int) -> None:
     expected, size = [], 0
     for frame in plainly(wire, (2, 4, 16))[0]:
-        if not isinstance(frame, Push) or size + len(frame.data) > limit:
+        if not isinstance(frame, Push) or size + len(frame.data) > limit or len(expected) == most:
             break
         expected.append(frame)
         size += len(frame.data)
     buffer = as_bytes(b"\x02" * before + wire)
     for measure in both(kernels.measure_pushes):
-        found = measure(buffer, before, len(buffer), limit)
+        found = measure(buffer, before, len(buffer), limit, most)
         assert found == (len(expected), size, before + 3 * len(expected) + size)
 
 
-@given(streams(client_frames), st.integers(0, 5), st.sampled_from([MAX_RUN_BYTES, 70_000, 40, 0]))
-def test_measures_delivers(wire: bytes, before: int, limit: int) -> None:
+@given(
+    streams(client_frames),
+    st.integers(0, 5),
+    st.sampled_from([MAX_RUN_BYTES, 70_000, 40, 0]),
+    st.sampled_from([MANY, 3, 1]),
+)
+def test_measures_delivers(wire: bytes, before: int, limit: int, most: int) -> None:
     expected, size = [], 0
     for frame in plainly(wire, (1, 32))[0]:
-        if not isinstance(frame, Deliver) or size + len(frame.data) > limit:
+        if not isinstance(frame, Deliver) or size + len(frame.data) > limit or len(expected) == most:
             break
         expected.append(frame)
         size += len(frame.data)
     buffer = as_bytes(b"\x01" * before + wire)
     for measure in both(kernels.measure_delivers):
-        found = measure(buffer, before, len(buffer), limit)
+        found = measure(buffer, before, len(buffer), limit, most)
         assert found == (len(expected), size, before + 9 * len(expected) + size)
 
 
@@ -289,14 +302,14 @@ def test_inputs_may_be_read_only_and_lie_anywhere(batch: list[bytes]) -> None:
             kernels.write_pushes(data, offsets, 65_526, packets)
             assert packets.tobytes() == joined(list(map(Push, batch)))
     for buffer in (packets, np.frombuffer(packets.tobytes(), np.uint8)):
-        assert kernels.measure_pushes(buffer, 0, len(buffer), MAX_RUN_BYTES)[0] == len(batch)
+        assert kernels.measure_pushes(buffer, 0, len(buffer), MAX_RUN_BYTES, MANY)[0] == len(batch)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_measure_to_whole_valid_packets(wire: bytes) -> None:
     buffer = as_bytes(wire)
     for kernel, kind in ((kernels.measure_pushes, 2), (kernels.measure_delivers, 1)):
-        compiled, written = (measure(buffer, 0, len(buffer), MAX_RUN_BYTES) for measure in both(kernel))
+        compiled, written = (measure(buffer, 0, len(buffer), MAX_RUN_BYTES, MANY) for measure in both(kernel))
         assert compiled == written
         frames, _ = plainly(wire[: compiled[2]], (kind,))
         assert len(frames) == compiled[0]

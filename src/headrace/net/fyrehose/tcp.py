@@ -6,7 +6,8 @@ pace the peer takes it. Committed messages are encoded once for all subscribers.
 
 Bytes are read from the socket into the door's buffer, scanned and gathered into a run before control returns to the
 event loop, so a connection keeps no more than one unfinished packet. Only if it sends many small packets is the rest of
-a read kept and taken in turns: a flood of KEEPALIVEs costs its sender, not the others.
+a read kept and taken in turns: a flood of KEEPALIVEs, or of PUSHes that carry next to nothing, costs its sender, not
+the others.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from headrace.wire.fyrehose.stream import (
     Request,
     ServerDecoder,
     ServerFrame,
+    cost,
     deliver_run,
     serialize,
 )
@@ -60,7 +62,7 @@ MAX_RANGES: Final = 64
 """REQUESTs one connection may have waiting; past it the connection is not read until one is done."""
 
 MAX_FRAMES: Final = 64
-"""Frames taken from one connection before the others have their turn; a run of PUSHes is one frame."""
+"""Frames taken from one connection before the others have their turn; a run of many PUSHes counts for several."""
 
 LISTED: Final = Principal("fyrehose.allow", EVERYTHING)
 """Anyone from an address in ``fyrehose.allow`` who is no other principal, where everybody must be known."""
@@ -124,16 +126,17 @@ class FyrehoseTcpDoor(TcpDoor["FyrehoseConnection"]):
 
 
 class _InPlaceDecoder(ServerDecoder):
-    """Frames read where they were received, :data:`MAX_FRAMES` at a time; ``rest`` is what was not read yet."""
+    """Frames read where they were received, ``most`` at a time; ``rest`` is what was not read yet."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.most = MAX_FRAMES
         self.rest = b""
 
     def feed(self, data: Buffer) -> Iterator[ServerFrame]:
         """Return the frames at the beginning of ``data``, which begins with the rest; without data, of the rest."""
         view = memoryview(data or self.rest)
-        frames, consumed, error = self.scan(view, 0, len(view), MAX_FRAMES)
+        frames, consumed, error = self.scan(view, 0, len(view), self.most)
         self.rest = bytes(view[consumed:]) if consumed < len(view) else b""
         return iter(frames) if error is None else _ended_by(error, frames)
 
@@ -157,7 +160,6 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
     """One TCP connection of the backbone."""
 
     max_frames = MAX_FRAMES
-    reads_in_place = True
 
     def __init__(self, door: FyrehoseTcpDoor) -> None:
         self._packets = _InPlaceDecoder()
@@ -185,15 +187,21 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
 
     def get_buffer(self, _size: int) -> memoryview:
         """Offer the door's buffer, after what is left of the last read."""
-        view, rest = self.door.view, self._packets.rest
-        view[: len(rest)] = rest
-        return view[len(rest) :]
+        rest = self._packets.rest
+        self.door.view[: len(rest)] = rest
+        return self.door.view[len(rest) : len(rest) + self.room_to_read]
 
-    def buffer_updated(self, received: int) -> None:
-        """Take what was received."""
-        super().buffer_updated(len(self._packets.rest) + received)
-        if self._hub.full:
-            self._hub.take_turn()
+    def received(self, size: int) -> memoryview:
+        """Return what is in the door's buffer now: what is left of the last read, and this one."""
+        return self.door.view[: len(self._packets.rest) + size]
+
+    def bound(self, most: int) -> None:
+        """Have no more read from the buffer than will be taken."""
+        self._packets.most = most
+
+    def cost(self, frame: ServerFrame) -> int:
+        """Return how many frames a run of PUSHes counts for."""
+        return cost(frame)
 
     def take(self, frame: ServerFrame) -> None:
         """Do what the peer asks; its KEEPALIVEs gather."""
@@ -214,9 +222,14 @@ class FyrehoseConnection(DoorConnection[FyrehoseTcpDoor]):
                 self._request(frame)
 
     def done_taking(self) -> None:
-        """Answer KEEPALIVEs: "the backbone has to respond to every KEEPALIVE", before the first DELIVER."""
-        if not self._acks:
-            return
+        """Answer KEEPALIVEs; have what gathers numbered and logged, which is part of what this peer costs."""
+        if self._acks:
+            self._acknowledge()
+        if self._hub.full:
+            self._hub.take_turn()
+
+    def _acknowledge(self) -> None:
+        """Answer: "the backbone has to respond to every KEEPALIVE", before the first DELIVER."""
         acks = b"".join(self._acks)
         self._acks.clear()
         self.send(acks)

@@ -63,10 +63,10 @@ def warm() -> None:
     counts = np.empty(1, np.int32)
 
     write_delivers(payload, offsets, 1, MAX_DATA, packet, edges)
-    measure_delivers(packet, 0, len(packet), MAX_DATA)
+    measure_delivers(packet, 0, len(packet), MAX_DATA, 1)
     gather_delivers(packet, 0, seqs, np.empty(1, np.uint8), offsets)
     write_pushes(payload, offsets, MAX_DATA, packet)
-    measure_pushes(packet, 0, PUSH_HEADER + 1, MAX_DATA)
+    measure_pushes(packet, 0, PUSH_HEADER + 1, MAX_DATA, 1)
     measure_datagrams(packet, np.array([0, PUSH_HEADER + 1]), 0, MAX_DATA, counts)
     gather_pushes(packet, 0, np.empty(1, np.uint8), offsets)
 
@@ -127,14 +127,15 @@ def _sequence(buffer: Bytes, at: int) -> int:
     return number
 
 
-@kernel(types.UniTuple(INDEX, 3)(BYTES_IN, INDEX, INDEX, INDEX))
-def measure_pushes(buffer: Bytes, begin: int, end: int, limit: int) -> tuple[int, int, int]:
+@kernel(types.UniTuple(INDEX, 3)(BYTES_IN, INDEX, INDEX, INDEX, INDEX))
+def measure_pushes(buffer: Bytes, begin: int, end: int, limit: int, most: int) -> tuple[int, int, int]:
     """Return the count, the payload bytes and the end of the whole PUSHes side by side from ``begin``.
 
-    At most ``limit`` payload bytes are counted. It stops before whatever is not a whole and valid PUSH.
+    At most ``limit`` payload bytes and ``most`` PUSHes are counted. It stops before whatever is not a whole and valid
+    PUSH.
     """
     count, size, at = 0, 0, begin
-    while end - at >= PUSH_HEADER and buffer[at] == PUSH:
+    while count < most and end - at >= PUSH_HEADER and buffer[at] == PUSH:
         length = _length(buffer, at)
         if length > MAX_DATA or PUSH_HEADER + length > end - at or size + length > limit:
             break
@@ -157,11 +158,11 @@ def gather_pushes(buffer: Bytes, begin: int, data: Bytes, offsets: Offsets) -> N
         offsets[index] = filled
 
 
-@kernel(types.UniTuple(INDEX, 3)(BYTES_IN, INDEX, INDEX, INDEX))
-def measure_delivers(buffer: Bytes, begin: int, end: int, limit: int) -> tuple[int, int, int]:
+@kernel(types.UniTuple(INDEX, 3)(BYTES_IN, INDEX, INDEX, INDEX, INDEX))
+def measure_delivers(buffer: Bytes, begin: int, end: int, limit: int, most: int) -> tuple[int, int, int]:
     """Return the same as :func:`measure_pushes` does, for DELIVERs; SEQUENCE 0 is not valid."""
     count, size, at = 0, 0, begin
-    while end - at >= DELIVER_HEADER and buffer[at] == DELIVER:
+    while count < most and end - at >= DELIVER_HEADER and buffer[at] == DELIVER:
         length = _length(buffer, at)
         if length > MAX_DATA or DELIVER_HEADER + length > end - at or size + length > limit:
             break

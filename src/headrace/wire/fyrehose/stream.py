@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -94,6 +94,7 @@ __all__ = [
     "ServerDecoder",
     "ServerFrame",
     "Type",
+    "cost",
     "deliver_packets",
     "deliver_run",
     "parse",
@@ -103,6 +104,12 @@ __all__ = [
     "push_run",
     "serialize",
 ]
+
+PUSHES_OF_A_PACKET: Final = 512
+"""PUSHes of a run that cost a hub about as much as one packet that is read by itself."""
+
+_NO_BOUND: Final = 1 << 32
+"""More packets than a buffer can hold."""
 
 
 class PushRun(msgspec.Struct, frozen=True):
@@ -131,6 +138,11 @@ ServerFrame = PushRun | Request | Keepalive
 
 ClientFrame = DeliverRun | KeepaliveAck
 """What the hub sends to a client."""
+
+
+def cost(frame: ServerFrame) -> int:
+    """Return how many packets by themselves cost as much as a frame does: a run's number counts, not only its bytes."""
+    return 1 + frame.run.count // PUSHES_OF_A_PACKET if isinstance(frame, PushRun) else 1
 
 
 F = TypeVar("F")
@@ -165,10 +177,10 @@ class _StreamDecoder(Decoder[F]):
     def scan(self, buffer: Buffer | Bytes, begin: int, end: int, most: int | None = None) -> Scanned[F]:
         """Read frames in place from ``buffer[begin:end]``, for a caller who owns the receive buffer.
 
-        Bytes that are not consumed begin a packet: call again with them and what follows. With ``most``, no more
-        frames than that are read, and what is not consumed may have others: a run is one frame however long it
-        is, but each small packet costs a step. Nothing returned refers to the buffer. An error comes with the
-        frames before it, and again from each later call. A connection is read either this way or by :meth:`feed`.
+        Bytes that are not consumed begin a packet: call again with them and what follows. With ``most``, reading ends
+        with the frame whose :func:`cost` brings all to that, and what is not consumed may have others. Nothing
+        returned refers to the buffer. An error comes with the frames before it, and again from each later call. A
+        connection is read either this way or by :meth:`feed`.
         """
         view = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
         scanned = self._scan(view, begin, end, most)
@@ -193,15 +205,16 @@ class _StreamDecoder(Decoder[F]):
 
     def _scan(self, view: memoryview, begin: int, end: int, most: int | None = None) -> Scanned[F]:
         frames: list[F] = []
-        at = begin
+        at, left = begin, _NO_BOUND if most is None else most
         origin = self.inbox.position - begin
         try:
-            while at < end and self._broken is None and len(frames) != most:
+            while at < end and self._broken is None and left > 0:
                 size = packet_size(view, at, end, self._allowed, origin)
                 after = at + size
                 if after > end:
                     self._wanted = size
                     break
+                left -= 1
                 if view[at] != self._bulk:
                     frames.append(cast("F", read(bytes(view[at:after]), origin + at)))
                     at = after
@@ -209,7 +222,8 @@ class _StreamDecoder(Decoder[F]):
                     frames.append(self._one(view, at, after, origin + at))
                     at = after
                 else:
-                    run, at = self._many(view, at, end, origin + at)
+                    run, at, count = self._many(view, at, end, origin + at, (left + 1) * PUSHES_OF_A_PACKET)
+                    left -= count // PUSHES_OF_A_PACKET
                     frames.append(run)
         except WireError as error:
             # Its traceback holds the view, and would so hold the caller's buffer while the error lives.
@@ -228,8 +242,8 @@ class _StreamDecoder(Decoder[F]):
         """Read the one whole bulk packet between ``begin`` and ``end``."""
 
     @abstractmethod
-    def _many(self, view: memoryview, begin: int, end: int, offset: int, /) -> tuple[F, int]:
-        """Read the bulk packets from ``begin``, where a whole one is, and return where they end."""
+    def _many(self, view: memoryview, begin: int, end: int, offset: int, most: int, /) -> tuple[F, int, int]:
+        """Read bulk packets from ``begin``, where a whole one is; return where they end, and how many they are."""
 
 
 class ServerDecoder(_StreamDecoder[ServerFrame]):
@@ -265,14 +279,16 @@ class ServerDecoder(_StreamDecoder[ServerFrame]):
     def _one(self, view: memoryview, begin: int, end: int, _offset: int, /) -> PushRun:
         return PushRun(Run.one(bytes(view[begin + PUSH_HEADER.size : end])))
 
-    def _many(self, view: memoryview, begin: int, end: int, _offset: int, /) -> tuple[PushRun, int]:
+    def _many(
+        self, view: memoryview, begin: int, end: int, _offset: int, most: int, /
+    ) -> tuple[PushRun, int, int]:
         from headrace.wire.fyrehose import kernels
 
         buffer = np.frombuffer(view, np.uint8)
-        count, size, stop = kernels.measure_pushes(buffer, begin, end, MAX_RUN_BYTES)
+        count, size, stop = kernels.measure_pushes(buffer, begin, end, MAX_RUN_BYTES, most)
         run = empty_run(count, size)
         kernels.gather_pushes(buffer, begin, run.data, run.offsets)
-        return PushRun(run), stop
+        return PushRun(run), stop, count
 
 
 class ClientDecoder(_StreamDecoder[ClientFrame]):
@@ -285,14 +301,16 @@ class ClientDecoder(_StreamDecoder[ClientFrame]):
         seqs = np.array((read_sequence(view, begin, offset),), np.int64)
         return DeliverRun(seqs, Run.one(bytes(view[begin + DELIVER_HEADER.size : end])))
 
-    def _many(self, view: memoryview, begin: int, end: int, offset: int, /) -> tuple[DeliverRun, int]:
+    def _many(
+        self, view: memoryview, begin: int, end: int, offset: int, most: int, /
+    ) -> tuple[DeliverRun, int, int]:
         from headrace.wire.fyrehose import kernels
 
         # The kernel stops before SEQUENCE 0; as the first it is refused here.
         read_sequence(view, begin, offset)
         buffer = np.frombuffer(view, np.uint8)
-        count, size, stop = kernels.measure_delivers(buffer, begin, end, MAX_RUN_BYTES)
+        count, size, stop = kernels.measure_delivers(buffer, begin, end, MAX_RUN_BYTES, most)
         seqs = np.empty(count, np.int64)
         run = empty_run(count, size)
         kernels.gather_delivers(buffer, begin, seqs, run.data, run.offsets)
-        return DeliverRun(seqs, run), stop
+        return DeliverRun(seqs, run), stop, count

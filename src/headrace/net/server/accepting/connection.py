@@ -26,7 +26,7 @@ from headrace.message import Batch
 from headrace.net.server.accepting.entrance import TLS_AT_PLAIN, TLS_HELLO, Refusal
 from headrace.net.server.accepting.tcp_door import OWN, OWN_ACCOUNT, ConnectionGroup
 from headrace.net.server.accepting.tls import certificate_names
-from headrace.tube.fair_turns import AT_ONCE
+from headrace.tube.fair_turns import AT_ONCE, FRAME_BYTES
 from headrace.wire.receive_buffer import Decoder
 
 FEW_FRAMES: Final = 4
@@ -34,6 +34,9 @@ FEW_FRAMES: Final = 4
 
 SMALL_REST: Final = 4 << 10
 """Bytes of an unfinished frame that are not counted: nearly every read ends with some."""
+
+LITTLE_READ: Final = 16 << 10
+"""Bytes of a read in a turn that has brought enough: what is left of it has to be kept, by everybody who waits."""
 
 LONGEST_KEEPALIVE: Final = 32767
 """Longest keepalive setting, in seconds, that Linux takes."""
@@ -45,9 +48,7 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     """One connection. Its decoder's frames go to :meth:`take`."""
 
     max_frames: ClassVar[int] = AT_ONCE
-    """Frames taken from it before others have their turn; a run of publishes is one frame."""
-    reads_in_place: ClassVar[bool] = False
-    """Whether its decoder reads :attr:`max_frames` frames at a time where they were received, never fewer."""
+    """Frames taken from it before others have their turn."""
 
     def __init__(self, door: D, decoder: Decoder[Any]) -> None:
         self.door = door
@@ -88,6 +89,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         self._crowded = False
         """Whether frames of the last read may be left; nothing more is read before them."""
         self._rest_due = False
+        self._has_more = False
+        """Whether its last read brought as much as it could: there may be more."""
         self._full = False
         self._ended = False
         """Whether the peer has ended its direction."""
@@ -110,6 +113,17 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def take(self, frame: Any) -> None:
         """Act on a frame; a :class:`~headrace.errors.WireError` refuses it and closes the connection."""
         raise NotImplementedError
+
+    def cost(self, _frame: Any) -> int:
+        """Return how many frames cost as much as this one."""
+        return 1
+
+    def bound(self, most: int) -> None:
+        """Note how many frames may be taken next; most decoders make each only when it is asked for."""
+
+    def received(self, size: int) -> memoryview:
+        """Return what was just read into the buffer."""
+        return self.door.view[:size]
 
     def done_taking(self) -> None:
         """Act on the frames of one read; the connection is still open."""
@@ -193,7 +207,12 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
 
     def get_buffer(self, _size: int) -> memoryview:
         """Offer the door's buffer."""
-        return self.door.view
+        return self.door.view[: self.room_to_read]
+
+    @property
+    def room_to_read(self) -> int:
+        """Bytes that the next read may bring."""
+        return len(self.door.view) if self.door.context.turns.left > 0 else LITTLE_READ
 
     def buffer_updated(self, received: int) -> None:
         """Decode received bytes and act on the frames."""
@@ -202,15 +221,16 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 self._spoke = True
                 self._speaks_tls = bytes(self.door.view[:2]) == TLS_HELLO
             self.heard = self.loop.time()
+            self._has_more = received == self.room_to_read
             self._received += received
             account = self.account
             account.received_bytes += received
             if account.rated:
                 account.rate(received, 0, self.heard)
-            most = self.max_frames
-            if not self.reads_in_place:
-                most = max(1, min(most, self.door.context.turns.left))
-            self._take_all(self.door.view[:received], most)
+            turns = self.door.context.turns
+            if received >= FRAME_BYTES:
+                turns.spend(received // FRAME_BYTES)
+            self._take_all(self.received(received), max(1, min(self.max_frames, turns.left)))
 
     def eof_received(self) -> bool:
         """Note that the peer sends no more; return whether to keep our direction open."""
@@ -251,13 +271,14 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
     def _take_all(self, data: memoryview | bytes, most: int) -> None:
         """Take the frames that are complete, but not so many at once that others wait."""
         left = most
+        self.bound(most)
         try:
             for frame in self._decoder.feed(data):
                 self.take(frame)
                 if not self.admitted:
                     return
-                left -= 1
-                if not left:
+                left -= self.cost(frame)
+                if left <= 0:
                     break
         except WireError as error:
             # Frames before the bad one have been acted on.
@@ -266,9 +287,12 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
                 self.refuse(error.reason, error)
             return
         self.done_taking()
+        if not self.admitted:
+            return
         if most - left > FEW_FRAMES:
             self.door.context.turns.spend(most - left)
-        self._crowded = not left
+        # An event loop may read one socket many times in a turn.
+        self._crowded = left <= 0 or (self._has_more and self.door.context.turns.left <= 0)
         if self.account.rated:
             self._keep_rate()
         waits = self._crowded or self.must_wait()
@@ -309,10 +333,15 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             self._keep_rate()
             self.resume_reading()
 
-    def _take_rest(self) -> None:
+    def _take_rest(self) -> bool:
+        """Go on when it is its turn; return whether it is read from again and has much to bring."""
         self._rest_due = False
-        if self.admitted and not self.must_wait():
-            self._take_all(b"", self.max_frames)
+        if not self.admitted or self.must_wait():
+            return False
+        has_more, self._has_more = self._has_more, False
+        self._take_all(b"", self.max_frames)
+        self._has_more = has_more
+        return has_more and not self.reading_paused
 
     # Common to all.
 
