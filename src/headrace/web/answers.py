@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def as_json(content: object, status: int = 200) -> web.Response:
-    """Make an answer in JSON, which is not cached. It ends its line, for those who ask from a terminal."""
+    """Make an uncached JSON answer. It ends with a line end, for requests made from a terminal."""
     return web.Response(
         body=msgspec.json.encode(content) + b"\n",
         status=status,
@@ -45,7 +45,7 @@ async def body_as(request: web.Request, kind: type[T], expected: str, seconds: f
 
 
 def number_in(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    """Return a number that a request's address has; refuse one that is none, or out of its range."""
+    """Return a number in a request's address; refuse one that is invalid or out of range."""
     given = request.query.get(name)
     if given is None:
         return default
@@ -55,9 +55,14 @@ def number_in(request: web.Request, name: str, default: int, low: int, high: int
 
 
 def commit_seconds(server: Server) -> float:
-    """Return how long a request waits for its commit; a frontend that stores keeps it before that."""
+    """Return how long a request waits for its commit; a frontend that stores messages keeps them earlier."""
     settings = server.settings
     return COMMIT_SECONDS + (settings.node.upstream_seconds if settings.upstream.store else 0)
+
+
+def too_late(seconds: float) -> web.HTTPError:
+    """Make the answer to a request whose commit takes too long."""
+    return refusal(web.HTTPGatewayTimeout, f"not committed within {seconds:g} s; it may still be")
 
 
 def failed(error: StorageError) -> web.Response:
@@ -67,7 +72,7 @@ def failed(error: StorageError) -> web.Response:
 
 
 def published(result: Batch | StorageError) -> web.Response:
-    """Answer with a message's number, or that a frontend keeps it without one (202 Accepted), or with the error."""
+    """Answer with a message's number, with 202 Accepted if a frontend keeps it, or with the error."""
     if isinstance(result, StorageError):
         return failed(result)
     if is_kept(result):

@@ -76,7 +76,7 @@ async def start(server: Server, sock: socket.socket) -> HttpDoor:
     admitted = admission()
     connections = Connections(server, admitted)
     streams, identification = StreamDoor(server), Identification(server, Sessions())
-    quick = QuickAppends(server, connections, streams, identification)
+    quick = QuickAppends(server, connections, streams.appending, identification)
     runner = web.AppRunner(
         application(server, connections, streams, identification),
         access_log=None,

@@ -1,4 +1,4 @@
-"""Read the log for a request, in a thread; an error of the log is the answer."""
+"""Reads the log for a request, in a thread; an error of the log becomes the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def in_thread(server: Server, work: Callable[..., T], *arguments: Any, at: int | None = None) -> T:
-    """Do work that reads the log from message ``at`` on, or that does not depend on where; return its result."""
+    """Do work that reads the log, if known from message ``at`` on, and return its result."""
     readers = server.readers
     share = readers.bulk if at is None else readers.at(server.hub.log, at, readers.bulk)
     try:

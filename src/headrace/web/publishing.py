@@ -1,9 +1,10 @@
-"""Publish what a request brings: make a batch of it, and wait until it is committed."""
+"""Publishes messages of requests: makes batches of them, and waits for their commit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -11,8 +12,9 @@ from headrace.errors import StorageError
 from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.protocols import HTTP
-from headrace.web.answers import commit_seconds
-from headrace.web.refusals import refusal
+from headrace.web.answers import commit_seconds, too_late
+
+T = TypeVar("T")
 
 
 def message_batch(
@@ -39,19 +41,25 @@ async def committed(server: Server, *batches: Batch) -> Batch | StorageError:
         asyncio.get_running_loop().create_future() for _ in batches
     ]
     for place, batch in enumerate(batches):
-        server.hub.submit(batch, _setter(outcomes[place]), tied=place + 1 < len(batches))
-    try:
-        async with asyncio.timeout(seconds := commit_seconds(server)):
-            results: Sequence[Batch | StorageError] = await asyncio.gather(*outcomes)
-    except TimeoutError:
-        late = f"not committed within {seconds:g} s; it may still be"
-        raise refusal(web.HTTPGatewayTimeout, late) from None
+        server.hub.submit(batch, reply_to(outcomes[place]), tied=place + 1 < len(batches))
+    results: Sequence[Batch | StorageError] = await in_time(server, asyncio.gather(*outcomes))
     return next((result for result in results if isinstance(result, StorageError)), results[-1])
 
 
-def _setter(outcome: asyncio.Future[Batch | StorageError]) -> Callable[[Batch | StorageError], None]:
-    def done(result: Batch | StorageError) -> None:
+def reply_to(outcome: asyncio.Future[T]) -> Callable[[T], None]:
+    """Return a callback that sets an outcome, unless nobody waits for it any more."""
+
+    def done(result: T) -> None:
         if not outcome.done():
             outcome.set_result(result)
 
     return done
+
+
+async def in_time(server: Server, outcome: Awaitable[T]) -> T:
+    """Wait for the outcome of a commit; raise the answer if it takes too long."""
+    try:
+        async with asyncio.timeout(seconds := commit_seconds(server)):
+            return await outcome
+    except TimeoutError:
+        raise too_late(seconds) from None

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from headrace.web.streams import reading
+from headrace.web.streams import pages
 
 PATH = "/v1/stream/s"
 TEXT = {"Content-Type": "text/plain"}
@@ -19,7 +19,7 @@ async def test_what_comes_while_a_page_is_read_is_in_the_next(
 ) -> None:
     assert (await http.put(PATH, headers=TEXT)).status == 201
     assert (await http.post(PATH, data=b"first;", headers=TEXT)).status == 204
-    in_thread = reading.in_thread
+    in_thread = pages.in_thread
     later = [{**TEXT, "Stream-Closed": "true"}, TEXT]
 
     async def slowly(*arguments: Any, **options: Any) -> Any:
@@ -29,7 +29,7 @@ async def test_what_comes_while_a_page_is_read_is_in_the_next(
             assert (await http.post(PATH, data=payload, headers=later.pop())).status == 204
         return found
 
-    monkeypatch.setattr(reading, "in_thread", slowly)
+    monkeypatch.setattr(pages, "in_thread", slowly)
     page = await http.get(f"{PATH}?offset=-1{live}")
     assert await page.read() == b"first;"
     assert "Stream-Closed" not in page.headers

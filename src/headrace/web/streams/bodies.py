@@ -1,4 +1,4 @@
-"""What is sent of a stream: its messages' bytes one after another, or the values of JSON messages as one array."""
+"""Bodies of reads: the bytes of a stream's messages one after another, or the values of JSON messages as one array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.hub.streams.stream import Shape
 from headrace.message import Message
 
 NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading JSON raises: for bytes that are no text, and for values nested beyond all measure, too."""
+"""Errors of reading JSON: also for bytes that are not text, and for values that are nested too deeply."""
 
 _LINE_END: Final = re.compile("\r\n|\r|\n")
 
@@ -30,12 +30,12 @@ def event_lines(shape: Shape, messages: Sequence[Message]) -> list[str]:
     body = joined(shape, messages)
     if is_encoded(shape):
         return [b64encode(body).decode()]
-    # A line end in the content must not end the event, or begin another.
+    # A line end in the content must not end the event or begin another.
     return _LINE_END.split(body.decode(errors="replace"))
 
 
 def is_encoded(shape: Shape) -> bool:
-    """Whether events carry base64: their lines are text, and the stream's bytes need not be."""
+    """Return whether events carry base64, since their lines are text and the stream's bytes need not be."""
     return not (shape.is_json or shape.media_type.startswith("text/"))
 
 
@@ -45,7 +45,7 @@ def json_values(body: bytes) -> list[msgspec.Raw]:
     >>> [bytes(value) for value in json_values(b'[{"a": 1}, [2, 3]]')], len(json_values(b'"x"'))
     ([b'{"a": 1}', b'[2, 3]'], 1)
     """
-    # Raw values are not looked into, so everything is decoded once.
+    # Decode everything once, since raw values are not checked.
     value = msgspec.json.decode(body)
     return (
         msgspec.json.decode(body, type=list[msgspec.Raw]) if isinstance(value, list) else [msgspec.Raw(body)]
@@ -58,7 +58,7 @@ def _values(message: Message) -> bytes:
     try:
         msgspec.json.decode(payload)
     except NO_JSON:
-        # Other doors publish what they like on the topic: what is no JSON is shown as text.
+        # Other doors publish anything on the topic, so a payload that is not JSON is shown as text.
         return msgspec.json.encode(payload.decode(errors="replace"))
     payload = payload.strip()
     return payload[1:-1].strip() if payload.startswith(b"[") else payload

@@ -1,9 +1,10 @@
-"""Changes of a stream that depend on those before them, wherever in a cluster they come in.
+"""Changes of a stream that depend on earlier changes, at whatever node of a cluster they arrive.
 
 A producer's append must be its next, a writer's sequence must grow, nothing follows the append that closes a stream,
-and a stream is created once. A node judges a change by those that it knows (:func:`is_repeat` for producers). It has
-the change marked as the stream's next after those, and the hub that numbers messages takes each mark once. Whoever
-comes second judges again, with the other change in its state. So does a node that lags, before it speaks of a gap.
+and a stream is created once. A node judges a change by the changes that it knows (:func:`is_repeat` for producers). It
+marks the change as the stream's next, and the hub that numbers messages takes each mark once. If two nodes send the
+same mark, the second judges again, with the other change in its state. A node that lags also judges again before it
+reports a gap.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from headrace.errors import FullError, HeadraceError
+from headrace.errors import HeadraceError
 from headrace.hub.sequencer import Published
 from headrace.hub.streams.stream import MAX_PRODUCERS, ProducerAppend, Stream, mark_of
 from headrace.message import Batch
 from headrace.net.server.process import Server
 from headrace.web.answers import commit_seconds
+from headrace.web.publishing import in_time, reply_to
 from headrace.web.refusals import refusal
+from headrace.web.streams.receiving import not_stored
 from headrace.web.streams.requests import bad, problem
 from headrace.web.streams.watching import Watch
 
 
 class OvertakenError(Exception):
-    """The stream was changed at another node meanwhile."""
+    """The stream was changed at another node in the meantime."""
 
 
 def is_repeat(stream: Stream, given: ProducerAppend) -> bool:
-    """Whether a producer's append is there already; one that cannot be next is refused."""
+    """Return whether a producer's append is in the stream already; refuse one that cannot be its next."""
     known = stream.producers.get(given.id)
     if known is None:
         if len(stream.producers) >= MAX_PRODUCERS:
@@ -58,6 +62,11 @@ class JudgedChanges:
     def __init__(self, server: Server, stopping: asyncio.Event) -> None:
         self._server = server
         self._stopping = stopping
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, topic: str) -> asyncio.Lock:
+        """Return the lock that makes changes of a stream wait for one another."""
+        return self._turns.setdefault(topic, asyncio.Lock())
 
     def known(self, topic: str, stream: int) -> int:
         """Return how many changes of a stream this node knows of."""
@@ -65,26 +74,16 @@ class JudgedChanges:
         return 0 if newest is None else newest + 1
 
     async def commit_next(self, topic: str, stream: int, known: int, batches: Sequence[Batch]) -> None:
-        """Append batches together, as the next change of a stream after the ``known`` ones that it was judged by.
+        """Append batches together, as the next change of a stream after the ``known`` changes that it was judged by.
 
-        The hub that numbers messages takes the first of several: each is marked as the stream's next, and the log has
-        each mark once (:meth:`~headrace.hub.publishing.idempotent.IdempotentPublishing.pass_on`).
+        If several are marked as the stream's next, the hub that numbers messages takes the first: the log has each mark
+        once (:meth:`~headrace.hub.publishing.idempotent.IdempotentPublishing.pass_on`).
         """
         outcome: asyncio.Future[Published | HeadraceError] = asyncio.get_running_loop().create_future()
-
-        def reply(result: Published | HeadraceError) -> None:
-            if not outcome.done():
-                outcome.set_result(result)
-
-        self._server.publishing.pass_on(mark_of(topic, stream), known, batches, reply)
-        try:
-            async with asyncio.timeout(seconds := commit_seconds(self._server)):
-                result = await outcome
-        except TimeoutError:
-            late = f"not committed within {seconds:g} s; it may still be"
-            raise refusal(web.HTTPGatewayTimeout, late) from None
+        self._server.publishing.pass_on(mark_of(topic, stream), known, batches, reply_to(outcome))
+        result = await in_time(self._server, outcome)
         if isinstance(result, HeadraceError):
-            raise problem(507 if isinstance(result, FullError) else 503, str(result))
+            raise not_stored(result)
         if result.repeated:
             raise OvertakenError
 
@@ -92,18 +91,14 @@ class JudgedChanges:
         """Wait for changes of a stream that this node does not know of yet; ``False`` if there are none."""
         outcome: asyncio.Future[int | HeadraceError | None] = asyncio.get_running_loop().create_future()
 
-        def reply(result: int | HeadraceError | None) -> None:
-            if not outcome.done():
-                outcome.set_result(result)
-
         def known() -> int:
             return self.known(stream.topic, stream.id)
 
-        # As it was when the append was judged: meanwhile more may have come.
+        # Note what the append was judged by: more changes may come while this waits.
         before = known()
         deadline = asyncio.get_running_loop().time() + commit_seconds(self._server)
         with Watch(self._server.parts.streams, stream.topic) as watch, suppress(TimeoutError):
-            self._server.publishing.newest(mark_of(stream.topic, stream.id), reply)
+            self._server.publishing.newest(mark_of(stream.topic, stream.id), reply_to(outcome))
             async with asyncio.timeout_at(deadline):
                 newest = await outcome
             if isinstance(newest, int):

@@ -1,4 +1,4 @@
-"""Offsets: a sequence number, as the protocol's sortable text; and the cursors of its live answers."""
+"""Offsets, which are sequence numbers in the protocol's sortable form; and the cursors of its live answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.message import MAX_SEQUENCE
 _OFFSET: Final = re.compile(r"(\d{1,16})(?:_0{16})?", re.ASCII)
 
 _EPOCH: Final = 1_728_432_000
-"""The protocol counts the intervals of cursors from 9 October 2024."""
+"""9 October 2024, from which the protocol counts the intervals of cursors."""
 
 _INTERVAL: Final = 20
 _JITTER: Final = 3600
@@ -27,7 +27,7 @@ def write_offset(seq: int) -> str:
 
 
 def parse_offset(text: str) -> int | None:
-    """Return the message that a position is after; ``None`` if it is no offset. A bare number will do.
+    """Return the message before a position; ``None`` if the text is not an offset. A bare number is one, too.
 
     >>> parse_offset("0000000000000042_0000000000000000"), parse_offset("42"), parse_offset("4,2")
     (42, 42, None)
@@ -38,7 +38,7 @@ def parse_offset(text: str) -> int | None:
 
 
 def next_cursor(now: float, given: str | None) -> str:
-    """Return the cursor of a live answer: it tells caches apart, and never goes back."""
+    """Return the cursor of a live answer, which lets caches tell answers apart and never goes back."""
     interval = int((now - _EPOCH) // _INTERVAL)
     if (
         given is not None

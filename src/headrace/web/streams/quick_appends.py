@@ -1,13 +1,13 @@
-"""The quick way for plain appends: a request that comes in one piece and says nothing special, without aiohttp.
+"""The quick way for plain appends: requests that arrive in one piece, without special headers, bypass aiohttp.
 
-By aiohttp, a request costs several times what its append does, and most appends are alike. So a ``POST`` to a stream or
-to ``/v1/publish/`` is taken from the connection's bytes if it is whole, has a plain path, and has no headers but those
-in :data:`_PLAIN`. What this module is not sure of it leaves to aiohttp, untouched: every refusal and every special case
-has one home. An answer has the same headers either way.
+In aiohttp, a request costs several times as much as its append, and most appends are alike. So a ``POST`` to a stream
+or to ``/v1/publish/`` is taken from the connection's bytes if it is complete, has a plain path, and only has headers of
+:data:`_PLAIN`. If this module is not sure of a request, it leaves it to aiohttp untouched, so every refusal and every
+special case is handled in one place. An answer has the same headers either way.
 
-Aiohttp has the connection too. A request is taken here only while aiohttp waits for the next one and has nothing of it,
-which is certain if everything that it was given so far were whole requests. While a request is under way here, what
-comes next waits.
+Aiohttp uses the connection, too. A request is taken here only while aiohttp waits for the next one and has no part of
+it, which is certain if it was given only complete requests so far. While a request is being answered here, later bytes
+wait.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from headrace.net.server.process import Server
 from headrace.protocols import HTTP
 from headrace.web.access.check import HEADERS, is_own_name, stream_headers
 from headrace.web.access.identification import Identification
-from headrace.web.answers import commit_seconds, published
+from headrace.web.answers import commit_seconds, published, too_late
 from headrace.web.connections import Connections, HttpProtocol, OpenConnection
-from headrace.web.refusals import refusal
-from headrace.web.streams.door import PUBLISH, StreamDoor, not_stored
+from headrace.web.streams.appending import PUBLISH, Appending
 from headrace.web.streams.offsets import write_offset
+from headrace.web.streams.receiving import not_stored
 from headrace.web.streams.requests import MAX_TOPIC, PREFIX
 
 MAX_HEAD: Final = 2048
-"""Bytes of a plain request before its body, at most."""
+"""Most bytes of a plain request before its body."""
 
 _PLAIN: Final = frozenset(
     {b"host", b"content-type", b"content-length", b"user-agent", b"accept", b"accept-encoding", b"connection"}
 )
-"""Headers that a plain request may have, each once."""
+"""The headers that a plain request may have, each once."""
 
 _NAME: Final = rb"[A-Za-z0-9_~-][A-Za-z0-9_~.-]*"
 _REQUEST: Final = re.compile(rb"POST (/v1/(?:stream|publish)/)(%b(?:/%b)*) HTTP/1\.1" % (_NAME, _NAME))
@@ -53,7 +53,7 @@ _LENGTH: Final = re.compile(rb"0|[1-9][0-9]{0,8}")
 _HOST: Final = re.compile(rb"([A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 
 _HEADS: Final = 512
-"""Parsed heads that are remembered: a client's requests have the same, again and again."""
+"""Most parsed heads that are remembered, since a client's requests have the same head again and again."""
 
 _IDLE_SECONDS: Final = 15.0
 
@@ -74,7 +74,7 @@ class PlainHead(NamedTuple):
 
 @lru_cache(_HEADS)
 def parse_head(head: bytes) -> PlainHead | None:
-    """Parse a request's head, without the empty line at its end; ``None`` if it is not a plain one.
+    """Parse a request's head without the empty line at its end; return ``None`` if it is not plain.
 
     >>> parse_head(b"POST /v1/stream/a/b HTTP/1.1\\r\\nHost: localhost:8470\\r\\nContent-Length: 2")
     PlainHead(prefix='/v1/stream/', topic='a/b', host='localhost', content_type=None, length=2)
@@ -101,7 +101,7 @@ def parse_head(head: bytes) -> PlainHead | None:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether bytes are one whole request, of whatever kind."""
+    """Return whether bytes are one complete request of any kind."""
     end = data.find(b"\r\n\r\n") + 4
     if end < 4:
         return False
@@ -119,11 +119,11 @@ class QuickAppends:
     """Plain appends at one hub's door."""
 
     def __init__(
-        self, server: Server, connections: Connections, streams: StreamDoor, identification: Identification
+        self, server: Server, connections: Connections, appending: Appending, identification: Identification
     ) -> None:
         self.server = server
         self.connections = connections
-        self.streams = streams
+        self.appending = appending
         self.identification = identification
         self.stopping = False
         self.under_way: set[_Append] = set()
@@ -132,23 +132,23 @@ class QuickAppends:
         self._lines = b""
 
     def on(self, handler: HttpProtocol, transport: asyncio.Transport, peer: str) -> AppendShortcut:
-        """Return the way around aiohttp for a new connection."""
+        """Return the shortcut for a new connection."""
         return AppendShortcut(self, handler, transport, peer)
 
     async def finish(self) -> None:
-        """Take no more, and wait until all are answered."""
+        """Take no more requests, and wait until all are answered."""
         self.stopping = True
         while self.under_way:
             self._left.clear()
             await self._left.wait()
 
     def ended(self, append: _Append) -> None:
-        """Note that a request is answered, or nobody waits for its answer."""
+        """Note that a request was answered, or that its client is gone."""
         self.under_way.discard(append)
         self._left.set()
 
     def lines(self) -> bytes:
-        """Return the headers that all answers have; they change with the settings, and every second."""
+        """Return the headers that all answers have; they change with the settings and every second."""
         origins, now = self.server.settings.auth.origins, int(time())
         if self._for != (origins, now):
             headers = {**HEADERS, **stream_headers(None, origins), "Date": formatdate(now, usegmt=True)}
@@ -167,13 +167,13 @@ class AppendShortcut:
         self._quick = quick
         self._peer = peer
         self._usable = peer not in quick.server.entrance.proxies
-        """Whether aiohttp has nothing but whole requests of it, and nobody asks for others."""
+        """Whether aiohttp got only complete requests so far, and the peer is not a proxy."""
         self._append: _Append | None = None
         self._waiting = bytearray()
-        """What came while a request is under way."""
+        """Bytes that arrived while a request was being answered."""
 
     def take(self, data: bytes) -> bool:
-        """Take what has come; ``False`` leaves it to aiohttp."""
+        """Take received bytes; return ``False`` to leave them to aiohttp."""
         if self._append is not None:
             self._waiting += data
             self.transport.pause_reading()
@@ -193,7 +193,7 @@ class AppendShortcut:
             self._append.end()
 
     def answered(self) -> None:
-        """Go on with what came meanwhile."""
+        """Continue with bytes that arrived in the meantime."""
         self._append = None
         if self._waiting:
             data, self._waiting = bytes(self._waiting), bytearray()
@@ -202,7 +202,7 @@ class AppendShortcut:
                 self.handler.data_received(data)
 
     def _begin(self, head: PlainHead, body: bytes) -> bool:
-        """Submit an append unless anything about it is for aiohttp."""
+        """Submit an append; return ``False`` if aiohttp has to answer it."""
         quick, server = self._quick, self._quick.server
         if quick.stopping or not self.handler.idle or self.transport.get_write_buffer_size():
             return False
@@ -217,7 +217,7 @@ class AppendShortcut:
         account = server.accounts.of(principal, self._peer)
         if account.wait(now) > 0:
             return False
-        if head.prefix == PREFIX and not quick.streams.takes_plainly(head.topic, head.content_type, body):
+        if head.prefix == PREFIX and not quick.appending.takes_plainly(head.topic, head.content_type, body):
             return False
         connection = quick.connections.begin(self.handler)
         if connection is None:
@@ -231,7 +231,7 @@ class AppendShortcut:
 
 
 class _Append:
-    """An append that is under way."""
+    """An append that is not answered yet."""
 
     __slots__ = ("_account", "_connection", "_head", "_late", "_quick", "_shortcut")
 
@@ -253,7 +253,7 @@ class _Append:
         quick.under_way.add(self)
 
     def done(self, result: Batch | StorageError) -> None:
-        """Answer with what has become of it."""
+        """Answer with the append's outcome."""
         if self._shortcut is None:
             return
         if isinstance(result, StorageError):
@@ -264,7 +264,7 @@ class _Append:
             self._answer(_PUBLISHED, b'{"seq":%d}\n' % result.last)
         else:
             try:
-                stream = self._quick.streams.plainly_appended(self._head.topic, result)
+                stream = self._quick.appending.plainly_appended(self._head.topic, result)
             except web.HTTPError as refused:
                 self._answer(*_parts(refused))
             else:
@@ -273,11 +273,10 @@ class _Append:
                 )
 
     def _is_late(self, seconds: float) -> None:
-        late = refusal(web.HTTPGatewayTimeout, f"not committed within {seconds:g} s; it may still be")
-        self._answer(*_parts(late))
+        self._answer(*_parts(too_late(seconds)))
 
     def _answer(self, head: bytes, body: bytes | None = None) -> None:
-        """Send an answer: its own headers, those that all have, and the body."""
+        """Send an answer: its own headers, the common ones, and the body."""
         shortcut = self.end()
         if shortcut is None:
             return
@@ -289,7 +288,7 @@ class _Append:
         shortcut.answered()
 
     def end(self) -> AppendShortcut | None:
-        """Note that nobody waits for the answer any more; return who did."""
+        """Stop waiting for the outcome; return the shortcut that waits for the answer, if it still does."""
         shortcut, self._shortcut = self._shortcut, None
         if shortcut is not None:
             self._late.cancel()

@@ -1,85 +1,173 @@
-"""Reading the messages of a stream: range by range, in threads, so much at a time."""
+"""Reading streams, ``GET /v1/stream/TOPIC``: a page at once, a page once there is one, or events as they come."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import asyncio
+from contextlib import suppress
+from time import time
+from typing import Any, Final
 
-from aiohttp import web
+import msgspec
+from aiohttp import hdrs, web
 
-from headrace.hub.filtered_read import read_passing
-from headrace.hub.filters import Filter
-from headrace.hub.streams.stream import Range, Shape, Stream
-from headrace.message import Message, messages
+from headrace.hub.access.principal import Action
+from headrace.hub.streams import streams as entries
+from headrace.hub.streams.stream import Shape, Stream
 from headrace.net.server.process import Server
-from headrace.web.log_reading import in_thread
-from headrace.web.refusals import refusal
-from headrace.web.search import SearchBackward
-from headrace.web.streams.requests import DEFAULT_TYPE
+from headrace.web.access.rights import check, principal_of
+from headrace.web.events import count_sent
+from headrace.web.stream_holder import held
+from headrace.web.streams.bodies import event_lines, is_encoded, joined
+from headrace.web.streams.offsets import next_cursor, write_offset
+from headrace.web.streams.pages import Page
+from headrace.web.streams.receiving import store
+from headrace.web.streams.requests import ReadRequest, read_of, topic_of
+from headrace.web.streams.usable import UsableStreams, time_now
+from headrace.web.streams.watching import Watch
 
-PAGE_BYTES: Final = 1 << 20
-"""Bytes of messages in one answer, about."""
+_EVENTS_SECONDS: Final = 60.0
+"""Seconds after which a stream of events ends, so that a proxy can join its readers; they reconnect by themselves."""
 
-_STEP_BYTES: Final = 1 << 20
-_ROOM: Final = 16 << 20
-
-
-class Page(NamedTuple):
-    """Some messages of a stream, one after another."""
-
-    messages: list[Message]
-    upto: int
-    """The message that the next page begins after."""
-    up_to_date: bool
-    """Whether there was no more."""
-    closed: bool = False
-    """Whether there never will be."""
+_TOUCH_SHARE: Final = 10
+"""A read extends a stream's life only once a tenth of its time has passed, so that few reads become log entries."""
 
 
-class StreamReader:
-    """Reads the streams of one hub."""
+class StreamReading:
+    """Answers the reads of one hub's streams."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, streams: UsableStreams, stopping: asyncio.Event) -> None:
         self._server = server
-        self._log = server.hub.log
+        self._streams = server.parts.streams
+        self._usable = streams
+        self._stopping = stopping
 
-    async def read(self, stream: Stream, after: int | None, most: int | None = None) -> Page:
-        """Read a page of a stream after a message, or from its beginning.
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """Answer a read."""
+        topic = topic_of(request.path)
+        check(self._server.access, request, Action.READ, topic)
+        asked, stream = read_of(request), await self._usable.existing(topic)
+        self._usable.check_reads(request, stream)
+        await self._touch(stream)
+        if asked.live == "sse":
+            with held(self._server.access, request):
+                return await self._events(request, topic, stream, asked)
+        after = stream.tail if asked.now else asked.after
+        if asked.live:
+            with held(self._server.access, request):
+                return await self._poll(request, topic, stream, after, asked)
+        if asked.now:
+            page = Page([], stream.tail, up_to_date=True, closed=stream.closed)
+        else:
+            page = await self._usable.reader.read(stream, after)
+        return self._page(request, stream, after, page, asked)
 
-        The stream may grow, and be closed, while threads read: the page is of what it was when that began.
-        """
-        found: list[Message] = []
-        size = 0
-        ranges, tail, closed = stream.ranges(), stream.tail, stream.closed
-        upto = (ranges[0].after if after is None else after) if ranges else tail
-        for topic, begin, last in ranges:
-            at = max(begin, -1 if after is None else after)
-            if at + 1 < self._log.first <= last:
-                if after is not None and at >= begin:
-                    raise refusal(web.HTTPGone, f"messages before {self._log.first} are no longer kept")
-                at = self._log.first - 1
-            while at < last:
-                passing, at = await in_thread(self._server, self._step, Range(topic, at, last), at=at + 1)
-                for message in passing:
-                    found.append(message)
-                    size += len(message.payload)
-                    upto = message.seq
-                    if size >= PAGE_BYTES or len(found) == most:
-                        return Page(found, upto, upto >= tail, closed and upto >= tail)
-        return Page(found, max(upto, tail), True, closed)
+    def _page(
+        self,
+        request: web.Request,
+        stream: Stream,
+        after: int | None,
+        page: Page,
+        asked: ReadRequest,
+        status: int = 200,
+    ) -> web.Response:
+        headers = {"Stream-Next-Offset": write_offset(page.upto)}
+        closed = page.closed
+        if page.up_to_date:
+            headers["Stream-Up-To-Date"] = "true"
+        if closed:
+            headers["Stream-Closed"] = "true"
+        if asked.live and not closed:
+            headers["Stream-Cursor"] = next_cursor(time(), asked.cursor)
+        if asked.now or status == 204:
+            headers["Cache-Control"] = "no-store"
+        else:
+            # The messages before an offset never change, but there may be more after it at any time.
+            headers["Cache-Control"] = (
+                "private, max-age=60, stale-while-revalidate=300" if asked.live else "no-cache"
+            )
+            begin = "start" if after is None else str(after)
+            headers["ETag"] = f'"{stream.id}:{begin}:{page.upto}{":closed" if closed else ""}"'
+            if request.headers.get("If-None-Match") == headers["ETag"]:
+                return web.Response(status=304, headers=headers)
+        response = web.Response(status=status, headers=headers)
+        if status == 200:
+            response.body = joined(stream.shape, page.messages)
+            response.headers[hdrs.CONTENT_TYPE] = stream.shape.content_type
+        return response
 
-    async def topic_as_stream(self, topic: str, after: int) -> Stream | None:
-        """Return the stream that a topic is because it has messages after ``after``."""
-        first = max(after + 1, self._log.first)
-        search = SearchBackward(self._log, Filter(topic), first, self._log.head, 1)
-        while not await in_thread(self._server, search.step, at=search.at):
-            pass
-        if not search.found:
-            return None
-        return Stream(topic, 0, Shape(DEFAULT_TYPE), first - 1, search.found[-1].seq, 0)
+    async def _poll(
+        self, request: web.Request, topic: str, stream: Stream, after: int | None, asked: ReadRequest
+    ) -> web.Response:
+        """Answer once there is a message after ``after``, or after a while without one."""
+        deadline = asyncio.get_running_loop().time() + self._server.settings.limits.poll_seconds
+        with Watch(self._streams, topic) as watch:
+            while True:
+                page = await self._usable.reader.read(stream, after)
+                if page.messages:
+                    return self._page(request, stream, after, page, asked)
+                if page.closed or not await watch.changed(deadline, self._stopping):
+                    return self._page(request, stream, after, page, asked, 204)
+                stream = await self._usable.existing(topic)
+                self._usable.check_reads(request, stream)
 
-    def _step(self, wanted: Range) -> tuple[list[Message], int]:
-        """Read some messages of a range; for a thread."""
-        passing = read_passing(
-            self._log, wanted.after + 1, wanted.upto, Filter(wanted.topic), _STEP_BYTES, _ROOM
-        )
-        return [message for rows in passing.rows for message in messages(rows)], passing.upto
+    async def _events(
+        self, request: web.Request, topic: str, stream: Stream, asked: ReadRequest
+    ) -> web.StreamResponse:
+        """Send existing and new messages as events."""
+        headers = {
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+        if is_encoded(stream.shape):
+            headers["Stream-SSE-Data-Encoding"] = "base64"
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        deadline = asyncio.get_running_loop().time() + _EVENTS_SECONDS
+        after = stream.tail if asked.now else asked.after
+        said, cursor = False, asked.cursor
+        with Watch(self._streams, topic) as watch, suppress(ConnectionError, web.HTTPException):
+            while True:
+                page = await self._usable.reader.read(stream, after)
+                closed = page.closed
+                if page.messages or closed or not said:
+                    cursor = next_cursor(time(), cursor)
+                    await self._send(request, response, _event_text(stream.shape, page, closed, cursor))
+                    after, said = page.upto, True
+                if closed or (page.up_to_date and not await watch.changed(deadline, self._stopping)):
+                    break
+                stream = await self._usable.existing(topic)
+                self._usable.check_reads(request, stream)
+        return response
+
+    async def _send(self, request: web.Request, response: web.StreamResponse, text: str) -> None:
+        data = text.encode()
+        account = self._server.accounts.of(principal_of(request), str(request.remote))
+        await count_sent(request, account, len(data))
+        try:
+            async with asyncio.timeout(self._server.settings.limits.slow_seconds):
+                await response.write(data)
+        except TimeoutError:
+            # The reader is gone or asleep; it will reconnect by itself.
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the reader takes nothing") from None
+
+    async def _touch(self, stream: Stream) -> None:
+        ttl, now = stream.shape.ttl, time_now()
+        if stream.id and ttl is not None and now - stream.touched > ttl * 1_000_000 // _TOUCH_SHARE:
+            await store(self._server, [entries.touch(stream.topic, now)])
+
+
+def _event_text(shape: Shape, page: Page, closed: bool, cursor: str) -> str:
+    lines: list[str] = []
+    if page.messages:
+        lines += ["event: data", *(f"data:{line}" for line in event_lines(shape, page.messages)), ""]
+    control: dict[str, Any] = {"streamNextOffset": write_offset(page.upto)}
+    if closed:
+        control["streamClosed"] = True
+    else:
+        control["streamCursor"] = cursor
+    if page.up_to_date:
+        control["upToDate"] = True
+    return "\n".join([*lines, "event: control", f"data:{msgspec.json.encode(control).decode()}", "", ""])

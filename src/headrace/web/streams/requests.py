@@ -1,4 +1,4 @@
-"""What a request for a stream says, in its address and headers; what is wrong is refused with 400."""
+"""Parses the address and headers of requests for streams; invalid ones are refused with status 400."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _PROBLEMS: Final[dict[int, type[web.HTTPError]]] = {
 
 
 def bad(why: str) -> web.HTTPError:
-    """Make the refusal of a request that is wrong."""
+    """Make the refusal of an invalid request."""
     return refusal(web.HTTPBadRequest, why)
 
 
 def topic_of(path: str) -> str:
     """Return the topic that a stream's path names."""
     topic = path.removeprefix(PREFIX)
-    # What is printable can be encoded.
+    # Printable text can always be encoded.
     if not topic or "*" in topic or not topic.isprintable() or len(topic.encode()) > MAX_TOPIC:
         raise bad(f"a stream is named by a topic of up to {MAX_TOPIC} bytes without *")
     return topic
 
 
 def shape_of(request: web.Request, fork: ForkOrigin | None, source: Shape | None) -> Shape:
-    """Parse what a stream is to be created with; a fork has from its ``source`` what is not said."""
+    """Parse the shape of a stream to create; a fork takes what is not given from its ``source``."""
     headers = request.headers
     ttl, expires = headers.get("Stream-TTL"), headers.get("Stream-Expires-At")
     if ttl is not None and expires is not None:
@@ -70,7 +70,7 @@ def closes(request: web.Request) -> bool:
 
 
 def producer_of(request: web.Request) -> ProducerAppend | None:
-    """Parse what a producer says of its append."""
+    """Parse a producer's number of its append, if it gives one."""
     names = ("Producer-Id", "Producer-Epoch", "Producer-Seq")
     given = [request.headers.get(name) for name in names]
     if all(each is None for each in given):
@@ -84,7 +84,7 @@ def producer_of(request: web.Request) -> ProducerAppend | None:
 
 
 def writer_of(request: web.Request) -> str | None:
-    """Return the writer's own sequence, if it gives one."""
+    """Return the writer's own sequence, if the request gives one."""
     writer = request.headers.get("Stream-Seq")
     if writer is not None and len(writer) > MAX_TEXT:
         raise bad(f"Stream-Seq has at most {MAX_TEXT} characters")
@@ -92,7 +92,7 @@ def writer_of(request: web.Request) -> str | None:
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """A fork that is asked for: the source's topic, and where to leave it."""
+    """A request for a fork: the source's topic, and where to leave it."""
 
     topic: str
     upto: int | None
@@ -129,7 +129,7 @@ def whole(name: str, text: str) -> int:
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """A read that is asked for."""
+    """A request to read."""
 
     after: int | None
     """The message to begin after; ``None`` for the stream's beginning."""
@@ -161,7 +161,7 @@ def _moment(text: str) -> int:
     try:
         if not _RFC3339.fullmatch(text):
             raise ValueError(text)
-        # As a time of UTC, which is how it will be told: its year may be another.
+        # Convert it to UTC, in which it will be shown: its year may be another there.
         return max(0, int(datetime.fromisoformat(text.upper()).astimezone(UTC).timestamp() * 1_000_000))
     except (ValueError, OverflowError):
         raise bad(f"Stream-Expires-At: {text}: expected a time as in RFC 3339") from None
