@@ -6,14 +6,17 @@ the end each client has got exactly what was for it, in order, none twice.
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import psutil
 import pytest
@@ -31,7 +34,7 @@ class Fleet:
     """``headrace pipeline run match`` with everything it starts, in a process group of its own."""
 
     def __init__(self, hub: HubProcess, dispatcher: HubProcess, directory: Path) -> None:
-        line = [sys.executable, "-m", "headrace", "pipeline", "run", "match", "--master", "local[2,4]"]
+        line = [sys.executable, "-m", "headrace", "pipeline", "run", "match", "--master", "local[2]"]
         line += [
             "--servers",
             hub.doors["tube_tcp"],
@@ -39,7 +42,8 @@ class Fleet:
             f"dispatchers={dispatcher.doors['dispatcher']}",
         ]
         line += ["--param", f"path={directory / 'match'}", "--memory", "512m", "--json"]
-        with (directory / "fleet.txt").open("ab") as out:
+        self._out = directory / "fleet.txt"
+        with self._out.open("wb") as out:
             self._process = subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=directory, start_new_session=True
             )
@@ -50,13 +54,25 @@ class Fleet:
         everything = psutil.Process(self._process.pid).children(recursive=True)
         return [worker for daemon in everything if _has_workers(daemon) for worker in daemon.children()]
 
-    def kill_workers(self) -> None:
-        """Kill those who do tasks: Spark starts others, and has their tasks done again."""
+    def kill_workers_at_work(self, bring: Callable[[], None]) -> None:
+        """Kill those who do tasks, at their tasks: Spark starts others, and has the tasks done again."""
         workers = self.workers
         assert workers
         for worker in workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                worker.kill()
+            worker.suspend()
+        bring()
+        eventually("they have tasks", lambda: self._stages_under_way, SECONDS)
+        for worker in workers:
+            worker.kill()
+        eventually("their tasks are lost", lambda: "Lost task" in self._out.read_text(), SECONDS)
+
+    @property
+    def _stages_under_way(self) -> Any:
+        """Those that Spark's pages tell of."""
+        [started] = (line for line in self._out.read_text().splitlines() if '"event":"started"' in line)
+        api = f"{json.loads(started)['ui']}/api/v1/applications"
+        [application] = _get(api)
+        return _get(f"{api}/{application['id']}/stages?status=active")
 
     def kill9(self) -> None:
         """Kill all of it."""
@@ -67,6 +83,11 @@ class Fleet:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+        return json.load(answer)
 
 
 def _has_workers(process: psutil.Process) -> bool:
@@ -126,7 +147,7 @@ def test_whatever_is_killed_every_client_gets_its_messages_once(tmp_path: Path, 
             burst(1000)
 
         flow()
-        fleet.kill_workers()
+        fleet.kill_workers_at_work(lambda: burst(200))
         flow()
         for process in random.sample([dispatcher, east, hub], 3):
             process.kill9()

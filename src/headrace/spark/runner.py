@@ -25,7 +25,7 @@ from headrace.spark.failures import naming_job, translating_spark
 from headrace.spark.hub_connections import close_links, link
 from headrace.spark.jobs.job import Job, JobRun, find, parameters_of
 from headrace.spark.options import HubOptions
-from headrace.spark.runtime.session import CONNECT, session
+from headrace.spark.runtime.session import CONNECT, session, trying_twice
 from headrace.spark.source.planner_strategies import SETTING
 from headrace.spark.supervised_job import SupervisedJob
 
@@ -179,7 +179,7 @@ class Pipeline:
         try:
             with _own_interrupts(), translating_spark(problem, in_full=False):
                 return session(
-                    asked.master,
+                    trying_twice(asked.master),
                     app=f"headrace {' '.join(asked.jobs)}",
                     memory=asked.memory,
                     ui=asked.ui,

@@ -78,6 +78,9 @@ _JAVA_VARIABLES: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTION
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 """A collector that the user has chosen: a JVM with two does not start."""
 
+_ONE_TRY: Final = re.compile(r"^local(?:\[\s*(\d+|\*)\s*\])?$")
+"""A ``local`` master that does not say how often it tries a task."""
+
 _LOOPBACK: Final = re.compile(r"^spark://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|,|$)")
 
 
@@ -213,6 +216,19 @@ def cores(master: str) -> int:
     if named is None:
         return 1
     return usable_cores() if named[1] == "*" else int(named[1])
+
+
+def trying_twice(master: str) -> str:
+    """Have a ``local`` master try a task once more, unless it says how often.
+
+    By itself it ends a query with the first process of Python that is killed, perhaps for want of memory; clusters try
+    a task four times.
+
+    >>> trying_twice("local"), trying_twice("local[*]"), trying_twice("local[2,4]"), trying_twice("spark://a:7077")
+    ('local[1,2]', 'local[*,2]', 'local[2,4]', 'spark://a:7077')
+    """
+    once = _ONE_TRY.match(master)
+    return f"local[{once[1] or 1},2]" if once else master
 
 
 def _hush(server: Any) -> None:
