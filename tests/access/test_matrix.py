@@ -25,7 +25,7 @@ from tests.tls.test_doors import DOORS
 
 from headrace import web
 from headrace.hub.access.login_attempts import LoginAttempts
-from headrace.hub.services.objects import ServiceKind, create
+from headrace.hub.services.entries import ServiceKind, create
 from headrace.message import Batch, Run
 from headrace.net.server.access.audit_file import read_audit
 from headrace.net.server.process import Server

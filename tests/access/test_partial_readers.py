@@ -31,7 +31,7 @@ from tests.net.raw import (
 
 from headrace import web
 from headrace.hub.backbone.rules import SendForward
-from headrace.hub.services.objects import ServiceKind, create
+from headrace.hub.services.entries import ServiceKind, create
 from headrace.message import Batch, Run, envelope_rows, map_column
 from headrace.net.server.process import Server
 from headrace.wire.fyrehose.stream import Forward

@@ -89,7 +89,8 @@ def door() -> Door:
 
 
 def make(log: Log, door: Door, *parts: PublisherNumbers | Queries, max_uncommitted: int = 1 << 20) -> Hub:
-    hub = Hub(log, 1, max_uncommitted=max_uncommitted, state=HubState(*parts), commit=lambda _: None)
+    hub = Hub(log, 1, max_uncommitted=max_uncommitted, state=HubState(*parts))
+    hub.commit_by(lambda _: None)
     hub.doors.append(door)
     return hub
 

@@ -204,7 +204,8 @@ class TestCommit:
         assert (outcome.first, outcome.last) == (1, 2)
 
     def test_failed_for_good(self, log: MemoryLog) -> None:
-        hub = Hub(log, 1, max_uncommitted=2, commit=lambda _tail: None)  # type: ignore[arg-type]
+        hub = make(log, max_uncommitted=2)
+        hub.commit_by(lambda _tail: None)
         door = Door(log)
         hub.doors.append(door)
         relieved: list[bool] = []
@@ -223,7 +224,8 @@ class TestCommit:
 
     def test_by_a_rule(self, log: MemoryLog) -> None:
         tails: list[int] = []
-        hub = Hub(log, 1, max_uncommitted=1000, commit=tails.append)  # type: ignore[arg-type]
+        hub = make(log)
+        hub.commit_by(tails.append)
         door = Door(log)
         hub.doors.append(door)
         outcomes: list[object] = []
@@ -333,7 +335,7 @@ class TestCongestion:
         assert hub.congested
         hub.committed(6)
         assert not hub.congested
-        assert hub._uncommitted == 0
+        assert hub._uncommitted.size == 0
 
     @pytest.mark.parametrize(
         "small",
@@ -354,7 +356,7 @@ class TestCongestion:
                 break
         assert hub.congested
         hub.committed(log.tail)
-        assert (hub.congested, hub._uncommitted) == (False, 0)
+        assert (hub.congested, hub._uncommitted.size) == (False, 0)
 
     def test_relief_comes_once_it_is_enough(self, log: MemoryLog) -> None:
         hub = make(log, max_uncommitted=batch(b"12345").size)
@@ -498,13 +500,13 @@ def test_whatever_happens_every_door_sees_the_same_whole_sequence(script: list[t
         assert doors[1].seen == seen
         assert [seq for seq, _ in seen] == list(range(1, len(seen) + 1))
         assert len(seen) <= log.head
-        assert hub.congested == (hub._uncommitted > 1500)
+        assert hub.congested == (hub._uncommitted.size > 1500)
     log.error = None
     hub.turn(99)
     hub.committed(log.tail_op)
     assert sorted(ended) == list(range(submitted))
     assert len(doors[0].seen) == log.head == log.tail
-    assert hub._uncommitted == 0
+    assert hub._uncommitted.size == 0
 
 
 class Elsewhere:

@@ -16,7 +16,7 @@ from headrace.config import Address, load
 from headrace.errors import DamagedError, StorageError
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
-from headrace.hub.services.objects import ServicePolicy, obey
+from headrace.hub.services.entries import ServicePolicy, obey
 from headrace.hub.state_parts import StateParts
 from headrace.hub.steady_clock import SteadyClock
 from headrace.message import Batch, node_id

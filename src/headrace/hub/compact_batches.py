@@ -1,7 +1,7 @@
-"""Splitting merged rows into the compact batches they were before.
+"""Splits merged rows into the compact batches that they were before.
 
-A hub that follows another gets the messages of many publishers as one body of rows. Unsplit, every row would carry its
-own origin, publisher, topic and time into the log. So rows are split where these change, if that pays.
+A hub that follows another gets the messages of many publishers as one body of rows. Without splitting, every row would
+have its own origin, publisher, topic and time in the log. So rows are split where these change, if that pays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compacted(batch: Batch) -> Iterator[Batch]:
         return
     op = batch.op
     for each in compact(batch.to_arrow()):
-        # What was one batch stays together.
+        # Rows of one batch stay together.
         inner = batch.tied is not None and op + len(each) - 1 < batch.last_op
         yield replace(each, op=op, tied=inner or batch.tied)
         op += len(each)

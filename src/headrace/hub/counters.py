@@ -1,8 +1,8 @@
 """All of the hub's counters; every refusal goes through :meth:`Counters.refuse`.
 
-Every refusal is counted, and few are logged: each peer has its own line for each reason, at its first refusal, then at
-the tenth, the hundredth, and every thousandth. So a peer that floods the hub can neither fill the disk nor hide what
-others did. A peer is told apart by its address: a port means nothing.
+Every refusal is counted, but few are logged: for each peer and reason the first, the tenth, the hundredth, and every
+thousandth. So a peer that floods the hub can neither fill the disk nor hide what others did. Peers are identified by
+their addresses without ports.
 
 A counter has a name and labels. ``/api/status`` shows them as nested JSON, ``/metrics`` as Prometheus series.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+
+from headrace.message import NOT_A_MESSAGE
 
 logger = logging.getLogger("headrace")
 
@@ -72,7 +74,7 @@ class Counters:
             if len(self._peers) >= _PEERS:
                 del self._peers[next(iter(self._peers))]
             self._peers[key] = 1
-            # If everybody is refused, even first refusals are too many to log.
+            # If many peers are refused, even first refusals are too many to log.
             return self._is_logged(f"peers refused: {door}, {reason}", at_will=True)
         self._peers[key] = count
         return count in (10, 100) or count % 1000 == 0
@@ -118,8 +120,24 @@ class Counters:
         return {name: group[""] if group.keys() == {""} else group for name, group in groups.items()}
 
 
+class ReceivedCounters(dict[str, Counter]):
+    """Counters of received messages by origin, and of entries; each is made when it is first needed."""
+
+    def __init__(self, counters: Counters) -> None:
+        super().__init__()
+        self._counters = counters
+
+    def __missing__(self, origin: str) -> Counter:
+        if origin == NOT_A_MESSAGE:
+            counter = self._counters.counter("entries")
+        else:
+            counter = self._counters.counter("received", origin=origin)
+        self[origin] = counter
+        return counter
+
+
 def address_of(peer: str) -> str:
-    """Return the address in a peer's name, which may have a port and who it is.
+    """Return the address in a peer's name, which may also have a port and the client's name.
 
     >>> [address_of(peer) for peer in ("10.0.0.1:4711 (a client)", "[::1]:80", "::1:5000", "message 7 for 'a'")]
     ['10.0.0.1', '[::1]', '::1', "message 7 for 'a'"]

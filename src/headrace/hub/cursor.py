@@ -1,13 +1,13 @@
 """A reader's cursor over the log, and the cache of recently encoded chunks.
 
-There is no "live" and no "catching up", only a cursor. The chunk at the cursor is taken from the cache if it is still
-there and read from the log, off the event loop, if it is not; then the cursor moves past it. So a reader that falls
-behind and comes back has no seam at which a message could be missed or repeated, and costs one chunk of memory.
+There is no "live" and no "catching up", only a cursor. The chunk at the cursor is taken from the cache, or read from
+the log off the event loop if the cache no longer has it; then the cursor moves past it. So a reader that falls behind
+and catches up has no seam at which a message could be missed or repeated, and costs one chunk of memory.
 
 Every reader of the sequence has a :class:`Cursor`: fyrehose subscribers (TCP and UDP), link follows, SDK clients and
 the matcher. A cursor reads nothing itself: :meth:`Cursor.step` says what to take or to read next, and a driver does it.
-Encodings differ by protocol, so each door has an :class:`EncodedCache` with its own encoder. A batch is encoded once,
-however many read it, and all hold the same bytes.
+Encodings differ by protocol, so each door has an :class:`EncodedCache` with its own encoder. A batch is encoded once
+for all readers, which share the bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headrace.hub.sequence_ranges import Range
 from headrace.message import MAX_SEQUENCE, Batch
 
 CHUNK_BYTES: Final = 1 << 20
-"""Payload bytes that are encoded as one chunk: a commit may bring far more than should wait for one reader."""
+"""Payload bytes that are encoded as one chunk, since a commit may have far more than should wait for one reader."""
 
 NOWHERE: Final = MAX_SEQUENCE + 2
-"""The position of a cursor that does not want the sequence: no log reaches it."""
+"""The position of a cursor that does not want the sequence; no log reaches it."""
 
 _CHUNK_OVERHEAD: Final = 256
-"""Memory of a chunk besides its bytes: the objects around them."""
+"""Memory of a chunk in addition to its bytes, for the objects around them."""
 
 
 class LogBounds(Protocol):
@@ -96,7 +96,7 @@ class EncodedCache(Generic[K]):
         self, encode: Callable[[Sequence[Batch]], K | None], *, max_bytes: int, max_chunks: int = sys.maxsize
     ) -> None:
         self.readers = 0
-        """Readers that want the newest messages; if there are none, nothing need be encoded."""
+        """Number of readers that want the newest messages; if it is 0, nothing need be encoded."""
         self._encode = encode
         self._max_bytes = max_bytes
         self._max_chunks = max_chunks
@@ -139,7 +139,7 @@ class EncodedCache(Generic[K]):
         return chunks[bisect_right(chunks, seq, key=_first) - 1]
 
     def discard(self, upto: int) -> None:
-        """Drop the chunks that end at or before ``upto``: every reader is past them."""
+        """Drop the chunks that end at or before ``upto``, since every reader is past them."""
         count = bisect_right(self._chunks, upto, key=_last)
         self._bytes -= sum(chunk.size + _CHUNK_OVERHEAD for chunk in self._chunks[:count])
         del self._chunks[:count]
@@ -150,7 +150,7 @@ class EncodedCache(Generic[K]):
         self._bytes = 0
 
     def _drop(self) -> None:
-        # An eighth at a time, so that the list is not shifted with every chunk.
+        # Drop an eighth at a time, so that the list is not shifted with every chunk.
         gone, count = 0, len(self._chunks)
         while gone < count - 1 and (
             self._bytes > self._max_bytes * 7 // 8 or count - gone > self._max_chunks
@@ -166,7 +166,7 @@ _last = attrgetter("last")
 
 @dataclass(slots=True)
 class RequestedRange:
-    """Messages that a reader requested and has not got yet."""
+    """Messages that a reader requested and does not have yet."""
 
     first: int
     last: int
@@ -205,8 +205,8 @@ class Cursor(Generic[C]):
     """One reader's place in the log.
 
     ``find`` looks a sequence number up in the cache. With ``read_ahead`` the next chunk is read while the reader takes
-    the one before. The cursor ends at ``last``; without it, it waits at the head for the next commit. Messages that
-    cannot be read end the cursor, unless it ``passes_over`` them.
+    the previous one. The cursor ends at ``last``; without ``last``, it waits at the head for the next commit. Messages
+    that cannot be read end the cursor, unless it ``passes_over`` them.
     """
 
     __slots__ = (
@@ -226,7 +226,7 @@ class Cursor(Generic[C]):
         """The next message; :data:`NOWHERE` while the sequence is not wanted."""
         self.last = last
         self.ranges: list[RequestedRange] = []
-        """Ranges to serve before the sequence goes on, in the order they were requested."""
+        """Ranges to serve before the sequence continues, in the order in which they were requested."""
         self.closed = False
         self._find = find
         self._read_ahead = read_ahead
@@ -241,7 +241,7 @@ class Cursor(Generic[C]):
         return self._reading is not None
 
     def behind(self, head: int) -> int:
-        """Return how many committed messages are still to come."""
+        """Return how many committed messages the reader does not have yet."""
         return max(0, head + 1 - self.next)
 
     @property
@@ -258,7 +258,9 @@ class Cursor(Generic[C]):
         if chunk is not None:
             if self._ready_for is not None or chunk.first == self.next:
                 return Step(chunk, self._following(chunk, head) if self._read_ahead else None)
-            self._ready = None  # No longer wanted: the subscription lapsed or was restarted meanwhile.
+            self._ready = (
+                None  # The chunk is no longer wanted: the subscription lapsed or was restarted meanwhile.
+            )
         if self._reading is not None or self.closed:
             return _WAIT
         while self.ranges:
@@ -274,20 +276,20 @@ class Cursor(Generic[C]):
         if chunk is None:
             return Step(None, self._read(following, end))
         if chunk.first < following:
-            # In the middle of a chunk: read the rest of it from the log, then go on chunk by chunk.
+            # The cursor is in the middle of a chunk: read the rest from the log, then continue chunk by chunk.
             return Step(None, self._read(following, chunk.last))
         self._ready, self._ready_for = chunk, None
         return Step(chunk, None)
 
     def expects(self, first: int) -> bool:
-        """Return whether the reader waits at the head for message ``first``, and for nothing before it.
+        """Return whether message ``first`` is the next that the reader waits for at the head.
 
         Then it can take the chunk that begins there as soon as it is encoded, and continue after it.
         """
         return self.next == first and self._ready is None and self._reading is None and not self.ranges
 
     def advance(self) -> None:
-        """Move past the chunk that is ready: the reader has taken it."""
+        """Move past the chunk that is ready, since the reader has taken it."""
         chunk, self._ready = self._ready, None
         if chunk is not None:
             if self._ready_for is None:
@@ -296,7 +298,7 @@ class Cursor(Generic[C]):
                 self._ready_for.first = chunk.last + 1
 
     def pop(self) -> C | None:
-        """Return the chunk that is ready, if it is still wanted, and forget it: what is left of it is read again."""
+        """Return the chunk that is ready, if it is still wanted, and forget it; what is left of it is read again."""
         chunk, self._ready = self._ready, None
         return chunk if chunk is not None and chunk.first == self.next else None
 
@@ -327,7 +329,7 @@ class Cursor(Generic[C]):
         return Lost(first, last, ended=True)
 
     def read_again(self) -> None:
-        """Forget the read that is under way: the next :meth:`step` asks for it again."""
+        """Forget the read that is under way, so that the next :meth:`step` asks for it again."""
         self._reading = None
 
     def skip_to(self, first: int) -> Range:
@@ -343,7 +345,7 @@ class Cursor(Generic[C]):
         return taken
 
     def close(self) -> None:
-        """Want nothing more."""
+        """Stop: the reader wants nothing more."""
         self.closed = True
         self.next, self._ready = NOWHERE, None
         self.ranges.clear()

@@ -1,8 +1,8 @@
-"""Read the log through a filter: the one place where readers of some messages pass over the others.
+"""Reads the log through a filter: the one place where readers of some messages skip the others.
 
 The log skips what its index of topics rules out (:meth:`headrace.log.Log.find`); the rest is judged row by row. One
-call does a bounded amount of work, so a search of a long log is many calls: a reader continues after what was looked
-at, and another reader's turn comes in between.
+call does a bounded amount of work, so a search of a long log takes many calls, and other readers have their turns in
+between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.log.topics.segment_topics import TopicChoice
 from headrace.message import SCHEMA, Batch, merge
 
 LEAST_COST: Final = 64 << 10
-"""Minimum cost of a call, in bytes read: looking into an index costs something too."""
+"""Minimum cost of a call, in bytes read, since even looking into an index costs something."""
 
 _MANY_ROWS: Final = 1024
 """Batches with this many rows are judged one by one; smaller ones are joined first."""
@@ -59,10 +59,10 @@ class Passing(NamedTuple):
 def read_passing(
     log: Searched, first: int, last: int, wanted: RowTest, max_bytes: int, room: int | None = None
 ) -> Passing:
-    """Read the rows that pass, from ``first`` on; about ``max_bytes`` of messages, and not past ``last``.
+    """Search about ``max_bytes`` of messages from ``first`` on, not past ``last``, and return the rows that pass.
 
-    ``last`` must be committed. ``room`` bounds the memory of the rows that are compared: what a batch has once, such as
-    a long topic, is repeated in each of its rows.
+    ``last`` must be committed. ``room`` bounds the memory of the rows that are compared: values that a batch has once,
+    such as a long topic, are repeated in each of its rows.
     """
     topics = None if wanted.topics.everything else wanted.topics
     batches, upto, cost = log.find(first, last, topics, max_bytes)
@@ -87,7 +87,7 @@ def beginning(batches: list[Batch], room: int) -> list[Batch]:
 
 
 def spread(batch: Batch) -> int:
-    """Bound the bytes that a batch takes as rows besides its payloads, as ``plain_rows.batches_body`` counts them."""
+    """Return a bound for the bytes of a batch's rows without payloads, as ``plain_rows.batches_body`` counts them."""
     return len(batch) * (52 + 4 * (len(batch.origin) + len(batch.publisher) + len(batch.topic)))
 
 

@@ -6,8 +6,8 @@
 - **Attribute predicates** are the SDK's (:mod:`headrace.wire.sdk.predicate`); all of them must hold. They look at the
   message's own attributes and numbers (:mod:`headrace.matching.row_filter`).
 
-Columns are compared whole, never message by message in Python. Filters that choose the same rows are equal, so that
-readers who ask for the same share the work.
+Columns are compared as a whole, never message by message in Python. Filters that choose the same rows are equal, so
+that readers with equal requests share the work.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class Filter:
     """A reader's conditions; :meth:`apply` selects the rows.
 
-    ``text`` stands somewhere in the payload, in upper or lower case.
+    ``text`` must occur in the payload, in upper or lower case.
 
-    ``readable`` are patterns of the topics that the reader has a right to; by default it may read every topic. Those of
-    ``denied`` it may not read in any case.
+    ``readable`` are patterns of the topics that the reader may read, by default every topic; it may not read those that
+    match ``denied``.
     """
 
     def __init__(

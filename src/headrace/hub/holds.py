@@ -15,7 +15,7 @@ from headrace.message import MAX_SEQUENCE
 
 MAX_HOLDS: Final = 256
 MAX_NAME: Final = 255
-"""Characters of a hold's name. The limits are not settings: the state must depend on the log alone."""
+"""Most characters of a hold's name. The limits are not settings, since the state must depend on the log alone."""
 
 
 class _Hold(msgspec.Struct, frozen=True):

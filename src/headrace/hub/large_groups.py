@@ -1,8 +1,8 @@
-"""Cut a group of submissions that is too large for one append into parts that are appended one after the other.
+"""Cuts a group of submissions that is too large for one append into parts that are appended one after the other.
 
-In a cluster an append goes from node to node in one parcel. A group that does not fit, such as a Spark batch of a
-gigabyte, is appended in parts, each tied to the next: the log, and every node, take them for one append, which is
-committed whole or not at all (:mod:`headrace.cluster.tied_ops`).
+In a cluster, an append goes from node to node in one parcel. A group that does not fit, such as a Spark batch of a
+gigabyte, is appended in parts, each tied to the next. The log and every node treat them as one append, which is
+committed as a whole or not at all (:mod:`headrace.cluster.tied_ops`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.hub.sequencer import Submission
 from headrace.message import Batch
 
 PART_BYTES: Final = 4 << 20
-"""Payload bytes of a part: between two of them, everybody else has a turn."""
+"""Payload bytes of a part; between two parts, all other submissions have their turn."""
 
 
 def parts_of(group: Sequence[Submission], most: int) -> Iterator[list[Submission]]:

@@ -1,7 +1,7 @@
 """Ranges of messages that readers found missing and skipped, by reader: a part of the hub's state.
 
-A reader that continues past missing messages (Spark's ``failOnDataLoss=false``) logs them where nobody may look, so it
-reports them to the hub too. A range that is reported again, by a retried task or a replanned micro-batch, counts once.
+A reader that continues past missing messages (Spark's ``failOnDataLoss=false``) may log them where nobody looks, so it
+reports them to the hub, too. A range that is reported again, by a retried task or a replanned micro-batch, counts once.
 Only the newest ranges of the newest readers are kept.
 
 Entry ``reader/NAME``: payload ``{"first": n, "last": n}``.

@@ -1,4 +1,4 @@
-"""A bounded queue of sequence ranges: disjoint, in order, overlapping and adjoining ones merged."""
+"""A bounded queue of sequence ranges, which are disjoint and in order; overlapping and adjoining ones are merged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ranges:
         return iter(self._ranges)
 
     def add(self, first: int, last: int) -> bool:
-        """Queue a range; return ``False`` if it touches none of those queued and there is no room for another.
+        """Queue a range; return ``False`` if it touches no queued range and there is no room for another one.
 
         >>> ranges = Ranges(2)
         >>> ranges.add(1, 3), ranges.add(9, 9), ranges.add(4, 6), ranges.add(20, 30)

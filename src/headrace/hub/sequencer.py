@@ -1,13 +1,13 @@
-"""The interface to the hub that numbers messages, if that is another one.
+"""The interface to another hub that numbers messages.
 
 A lone hub numbers messages itself (:attr:`headrace.hub.sequence.Hub.sequencer` is ``None``). A frontend's sequencer is
-its upstream hub, a cluster node's is the primary: what their doors take in goes there, and comes back numbered, as part
-of the sequence that they follow.
+its upstream hub, a cluster node's is the primary. Everything that their doors receive goes there, and comes back
+numbered, as part of the sequence that they follow.
 
 There are three ways into a sequence, and each can be retried without harm:
 
-- messages and state entries that doors submit, identified by a mark that is appended with them: a number given by the
-  hub that passes them on (:meth:`Sequencer.order`);
+- messages and state entries that doors submit, identified by a mark that is appended with them: a number that the hub
+  gives when it passes them on (:meth:`Sequencer.order`);
 - messages that publishers number, identified by those numbers (:meth:`Sequencer.publish`);
 - staged commits, identified by the query's batch (:meth:`Sequencer.commit`).
 
@@ -23,10 +23,10 @@ from headrace.errors import HeadraceError, StorageError
 from headrace.message import Batch
 
 Done: TypeAlias = Callable[[Batch | StorageError], None]
-"""Called with the numbered batch once it is committed, or with the reason why it was not taken.
+"""Called with the numbered batch once it is committed, or with the reason why it was refused.
 
 If another hub numbers messages, ``first`` is the number that it gave, and ``time`` is unknown. A batch without a number
-was kept here until that hub can be reached (:func:`is_kept`).
+is kept here until that hub can be reached (:func:`is_kept`).
 """
 
 
@@ -50,9 +50,9 @@ def tied_groups(submitted: Sequence[Submission]) -> list[list[Submission]]:
 
 
 class Published(NamedTuple):
-    """The sequence numbers of a publish's first and last row, if still known, and how many rows were repeats.
+    """The sequence numbers of a publish's first and last row, if still known, and the number of repeated rows.
 
-    A hub that follows the one which answers must have committed operation ``op`` before it passes the answer on.
+    A hub that follows the answering hub must have committed operation ``op`` before it passes the answer on.
     """
 
     first: int | None
@@ -60,26 +60,26 @@ class Published(NamedTuple):
     repeated: int = 0
     op: int | None = None
     kept: bool = False
-    """Whether it has no number yet: a frontend that has lost its upstream hub keeps it, and sends it up later."""
+    """Whether the rows have no numbers yet, since a frontend keeps them until its upstream hub is back."""
 
 
 KEPT: Final = Published(None, None, kept=True)
 
 
 def is_kept(done: Batch) -> bool:
-    """Whether a submitted batch was not numbered, but kept by a frontend that has lost its upstream hub."""
+    """Return whether a submitted batch was not numbered, but kept by a frontend without its upstream hub."""
     return not done.first and not done.is_entries
 
 
 class Claim(NamedTuple):
-    """A publisher's claims besides its name and numbers."""
+    """A publisher's claims in addition to its name and numbers."""
 
     epoch: int | None = None
     """The epoch in which it opened its name, if it did."""
     client: str = ""
     """The id of the client, where clients prove theirs."""
     retry: int | None = None
-    """Of a resend: an operation before which it was never sent."""
+    """In a resend, an operation before which it was never sent."""
 
 
 UNCLAIMED: Final = Claim()
@@ -98,16 +98,16 @@ class Opening(NamedTuple):
     holder: str
     client: str = ""
     by: str = ""
-    """Whom to name to a holder that was fenced."""
+    """The name that errors give to holders that this opening fences."""
 
 
 class Commit(NamedTuple):
-    """The terms of a query's batch, besides its rows."""
+    """The terms of a query's batch, in addition to its rows."""
 
     digest: int = 0
-    """That of the rows: see :mod:`headrace.hub.publishing.cover`."""
+    """The digest of the rows (:mod:`headrace.hub.publishing.cover`)."""
     token: int = 0
-    """By which a repeat of the same request is known."""
+    """The word that identifies a repeat of the same request."""
     client: str = ""
     """The id of the client, where clients prove theirs."""
 
@@ -123,11 +123,11 @@ WhenNewest: TypeAlias = Callable[[int | HeadraceError | None], None]
 
 
 class Sequencer(Protocol):
-    """Another hub that numbers what this one takes in. It answers once that is committed here, too."""
+    """Another hub that numbers what this hub receives. It answers once that is committed here, too."""
 
     @property
     def congested(self) -> bool:
-        """Whether publishers must wait: too much is under way."""
+        """Whether publishers must wait, since too much is unanswered."""
 
     def order(self, submitted: Sequence[Submission]) -> None:
         """Number submissions, in this order."""
@@ -146,13 +146,13 @@ class Sequencer(Protocol):
     def commit(
         self, query: str, batch: int, rows: Sequence[Batch], reply: WhenPublished, terms: Commit
     ) -> None:
-        """Append a query's batch once, all of it or none."""
+        """Append a query's batch once, as a whole or not at all."""
 
     def newest(self, publisher: str, reply: WhenNewest) -> None:
         """Ask for a publisher's highest number, which may not have been followed yet."""
 
     def open(self, publisher: str, opening: Opening, reply: WhenOpened) -> None:
-        """Open a publisher's name: who held it before is fenced."""
+        """Open a publisher's name, and fence its previous holder."""
 
     def committed(self, op: int) -> None:
         """Note that every operation up to ``op`` is committed here; doors are handed its messages right after."""

@@ -3,8 +3,8 @@
 The state has **parts** (holds, services, publishers' numbers, …). Each follows the log on its own and has one section
 of the snapshot. Two things reach a part:
 
-- *entries*: they stand in the log between messages (origin ``log``) and have no numbers. Their topic is
-  ``<part>/<name>``; the part alone knows their payload;
+- *entries*, which stand in the log between messages (origin ``log``) and have no numbers. Their topic is
+  ``<part>/<name>``; only the part understands their payload;
 - *batches* of messages, for parts whose state depends on messages (:class:`MessageFollower`).
 
 Nothing else changes the state: a change is an appended entry. So a restarted hub, a frontend and a cluster node that
@@ -45,7 +45,7 @@ class StatePart(Protocol):
 
 
 class LargePart:
-    """A part whose section is made in a thread, in pieces, since it may take long."""
+    """A part whose section is made in a thread, in pieces, since that may take long."""
 
     def freeze(self) -> Iterator[bytes]:
         """Return the pieces of the part's section as it is now, whatever changes before they are made.
@@ -68,7 +68,7 @@ class MessageFollower(Protocol):
 
 
 class HubState:
-    """The hub's state; it includes all up to operation ``op``, of which the newest message is ``seq``."""
+    """The hub's state, which includes everything up to operation ``op``; message ``seq`` is its newest."""
 
     def __init__(self, *parts: StatePart) -> None:
         self.op = 0
@@ -104,7 +104,7 @@ class HubState:
             part.follow(batch)
 
     def freeze(self) -> FrozenState:
-        """Return the state as it is now for a snapshot, which a thread makes of it in pieces."""
+        """Return the state as it is now, from which a thread makes a snapshot in pieces."""
         sections: dict[str, Section] = {
             name: part.freeze() if isinstance(part, LargePart) else part.dump()
             for name, part in self._parts.items()

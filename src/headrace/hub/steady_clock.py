@@ -1,9 +1,9 @@
-"""The time that messages are stamped with: the machine's, unless that steps.
+"""The time that stamps messages: the machine's clock, unless the clock steps.
 
-A clock that is set wrong for a moment, by hand or by a broken time server, must not stamp messages with a time that
-everything after them has to wait for, nor make old messages look old enough to be removed. So a step is ignored until
-it has lasted :data:`PATIENCE` seconds; meanwhile time follows the machine's uptime. Small differences are
-followed at once: that is how a clock is kept right.
+A clock may be set wrong for a moment, by hand or by a broken time server. It must not stamp messages with a time that
+later messages have to wait for, nor make messages look old enough to be removed. So a step is ignored until it has
+lasted :data:`PATIENCE`; in the meantime the time follows the machine's uptime. Small differences, which keep a clock
+right, are followed at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 STEP: Final = 1_000_000
-"""Microseconds by which the clock may differ from what uptime says before that counts as a step."""
+"""Microseconds by which the clock may differ from the uptime before that counts as a step."""
 
 PATIENCE: Final = 300_000_000
 """Microseconds that a step must last to be believed."""
@@ -27,7 +27,7 @@ class SteadyClock:
         self._offset = wall() - uptime()
         self._stepped_at: int | None = None
         self._stepped_to = 0
-        """Where the clock was, against uptime, when the present step was first seen."""
+        """The clock's distance from the uptime when the current step was first seen."""
 
     def now(self) -> int:
         """Return the time."""
@@ -36,7 +36,7 @@ class SteadyClock:
         if abs(offset - self._offset) <= STEP:
             self._offset, self._stepped_at = offset, None
         elif self._stepped_at is None or abs(offset - self._stepped_to) > STEP:
-            # Another step, even if nobody looked between the two: it has to last by itself.
+            # This is another step, even if nobody looked between the two, so it has to last by itself.
             self._stepped_at, self._stepped_to = uptime, offset
         elif uptime - self._stepped_at >= PATIENCE:
             self._offset, self._stepped_at = offset, None
@@ -44,5 +44,5 @@ class SteadyClock:
 
     @property
     def stepped(self) -> bool:
-        """Whether the machine's clock has stepped, and it is not known yet whether it stays there."""
+        """Whether the machine's clock has stepped and the step is not trusted yet."""
         return self._stepped_at is not None

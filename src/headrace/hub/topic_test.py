@@ -1,12 +1,12 @@
 """Topic tests: which topics a reader gets.
 
 A **topic pattern** has ``*`` for any characters but ``/`` and ``**`` for any characters; the whole topic must match. A
-pattern is compiled to an automaton that reads each topic once, and what it may cost is bounded: one that is longer or
-has more wildcards than anybody needs is refused (:func:`check_topic_pattern`).
+pattern is compiled to an automaton that reads each topic once. Its cost is bounded: a pattern that is longer or has
+more wildcards than anybody needs is refused (:func:`check_topic_pattern`).
 
-A :class:`TopicTest` is the one place where a reader's topics are judged: messages of the log, live commits, searches
-and the log's index of topics all ask it. A reader gets the messages it asks for, among those it may read. So a right to
-read is one more condition here, and holds wherever a reader's filter does.
+A :class:`TopicTest` is the one place where a reader's topics are judged: for messages of the log, live commits,
+searches and the log's index of topics. A reader gets the messages that it asks for and may read. So a right to read is
+one more condition here, and holds wherever a reader's filter does.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from headrace.errors import LimitError
 Mask = npt.NDArray[np.bool_]
 
 MAX_WILDCARDS: Final = 16
-"""Wildcards that a topic pattern may have."""
+"""Most wildcards that a topic pattern may have."""
 
 MAX_SEARCHED: Final = 256
-"""Characters that a topic pattern may have from its first wildcard on.
+"""Most characters that a topic pattern may have from its first wildcard on.
 
-What stands before is compared once; the rest is searched for, by an automaton that has a state for each character. Past
-some thousand states it no longer fits its memory, and is run so slowly that one long topic takes seconds.
+The text before the first wildcard is compared once; an automaton with a state for each character searches for the rest.
+With more than some thousand states it does not fit its memory, and is so slow that one long topic takes seconds.
 """
 
 _SEEN: Final = 1000
-"""Topics whose result a test remembers."""
+"""Most topics whose result a test remembers."""
 
 _SEEN_LENGTH: Final = 200
 """Longest topic that is remembered, in characters."""
@@ -44,8 +44,8 @@ _SEEN_LENGTH: Final = 200
 class TopicTest:
     """The topics that match the pattern ``asked`` for and one of the ``readable`` patterns; ``None`` is any topic.
 
-    ``readable`` is for what a reader's principal has a right to, and ``denied`` for what it has no right to all the
-    same. Equal tests choose equal topics.
+    ``readable`` is for what a reader's principal may read, and ``denied`` for exceptions from that. Equal tests choose
+    equal topics.
 
     >>> test = TopicTest("orders/*", readable=["orders/eu", "stock/**"])
     >>> [test.allows(topic) for topic in ("orders/eu", "orders/us", "stock/eu")]
@@ -67,18 +67,18 @@ class TopicTest:
             None if readable is None else tuple(sorted(set(readable))),
             tuple(sorted(set(denied))),
         )
-        """The arguments it was made of: tests with equal keys are equal."""
+        """The test's arguments: tests with equal keys are equal."""
         conditions = [
             _Condition(patterns)
             for patterns in (None if asked is None else [asked], readable)
             if patterns is not None and "**" not in patterns
         ]
-        # Exact topics first: they leave little for the patterns.
+        # Exact topics come first, since they leave little for the patterns.
         self._conditions = sorted(conditions, key=lambda condition: condition.expression is not None)
         self._denied = _Condition(denied) if denied else None
         self._seen: dict[str, bool] = {}
         self.names: frozenset[str] | None = self._exact_names()
-        """The topics that it allows, if these are few and known; else ``None``."""
+        """The topics that the test allows if they are few and known, else ``None``."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopicTest) and self.key == other.key
@@ -111,7 +111,7 @@ class TopicTest:
         return allowed
 
     def knows(self, topic: str) -> bool:
-        """Whether :meth:`allows` need not match a pattern: that takes a hundred times as long."""
+        """Return whether :meth:`allows` need not match a pattern, which takes a hundred times as long."""
         return self.names is not None or self.everything or topic in self._seen
 
     def mask(self, topics: pa.Array) -> Mask:

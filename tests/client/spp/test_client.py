@@ -17,7 +17,7 @@ from tests.net.spp_peer import AUTH, integer, packet, string
 import headrace
 from headrace.client.spp.client import LiveService, Offers, SppClient
 from headrace.errors import ClosedError, RefusedError, UnreachableError, UsageError, WireError
-from headrace.hub.services.objects import ServiceKind, create, remove
+from headrace.hub.services.entries import ServiceKind, create, remove
 from headrace.message import Batch
 from headrace.net.server.process import Server
 

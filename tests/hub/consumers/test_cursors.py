@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import LimitError, MalformedError, RefusedError, StorageError
-from headrace.hub.consumers import cursors as module
 from headrace.hub.consumers.cursors import (
-    MAX_ACK_SECONDS,
     MAX_CONSUMERS,
     MAX_NAME,
     MAX_RANGES,
@@ -25,7 +23,6 @@ from headrace.hub.consumers.cursors import (
     Consumers,
     Lag,
     RangesForgotten,
-    Terms,
     create,
     remove,
     reset,
@@ -34,6 +31,7 @@ from headrace.hub.consumers.cursors import (
 from headrace.hub.consumers.dead_letters import bury
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.consumers.settlements import Settled, TurnEntries, decode, encode, entries
+from headrace.hub.consumers.terms import MAX_ACK_SECONDS, MAX_TERMS, Terms
 from headrace.hub.state import HubState
 from headrace.message import MAX_SEQUENCE, SCHEMA, Batch, Message, Run
 from headrace.protocols import DEAD_LETTER
@@ -242,7 +240,7 @@ def test_an_observer_is_told_what_happens() -> None:
         ("c", Terms(origin=("tube", "log")), "origin", MalformedError),
         ("c", Terms(where={"x": object()}), "where", MalformedError),
         ("c", Terms(where={"x": -(1 << 64)}), "where", MalformedError),
-        ("c", Terms(where={"x": "y" * module.MAX_TERMS}), "where", LimitError),
+        ("c", Terms(where={"x": "y" * MAX_TERMS}), "where", LimitError),
     ],
 )
 def test_names_and_terms_that_cannot_be(

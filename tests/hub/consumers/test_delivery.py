@@ -17,11 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import RefusedError
 from headrace.hub.consumers import cursors as consumers
 from headrace.hub.consumers import delivery
-from headrace.hub.consumers.cursors import Consumer, Consumers, Lag, Terms
+from headrace.hub.consumers.cursors import Consumer, Consumers, Lag
 from headrace.hub.consumers.dead_letters import bury
 from headrace.hub.consumers.delivery import Assign, DeadLetter, Delivery, DeliveryLimits, Expired
 from headrace.hub.consumers.outstanding import Matches, Piece, spans
 from headrace.hub.consumers.settlements import Settled
+from headrace.hub.consumers.terms import Terms
 from headrace.hub.state import HubState
 from headrace.log.snapshots.snapshot import Snapshot
 from headrace.message import Batch, Run, merge

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import DamagedError, HeadraceError, StorageError
-from headrace.hub.consumers.cursors import Consumers, Lag, Terms, create
+from headrace.hub.consumers.cursors import Consumers, Lag, create
 from headrace.hub.consumers.delivery import Assign
 from headrace.hub.consumers.group import ConsumerFilter, ConsumerGroup, Found, WhenRead
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.consumers.settlements import TurnEntries
+from headrace.hub.consumers.terms import Terms
 from headrace.hub.sequence import Hub
 from headrace.hub.state import HubState
 from headrace.log import Log

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from headrace.hub.consumers.cursors import Consumers, Terms, create, use
+from headrace.hub.consumers.cursors import Consumers, create, use
+from headrace.hub.consumers.terms import Terms
 from headrace.hub.consumers.unused import GRACE_SECONDS, UnusedConsumers
 
 

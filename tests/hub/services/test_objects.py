@@ -19,19 +19,15 @@ from tests.hub.service_model import Model
 
 from headrace.errors import LimitError, UsageError
 from headrace.hub.services import objects as module
+from headrace.hub.services.entries import ServiceKind, ServicePolicy, create, obey, remove
 from headrace.hub.services.objects import (
     ChangeRefused,
     Service,
     ServiceChanged,
     ServiceCreated,
     ServiceEvent,
-    ServiceKind,
-    ServicePolicy,
     ServiceRemoved,
     Services,
-    create,
-    obey,
-    remove,
 )
 from headrace.hub.state import HubState, entry
 from headrace.log.snapshots.snapshot import Snapshot

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.errors import FullError, LimitError, RefusedError, StorageError, UsageError
 from headrace.hub.sequence import Hub
-from headrace.hub.services.objects import ServiceKind, ServicePolicy, Services, create, obey, remove
+from headrace.hub.services.entries import ServiceKind, ServicePolicy, create, obey, remove
+from headrace.hub.services.objects import Services
 from headrace.hub.services.publish import ServiceChange, ServicePublishing, ServiceUse, uses
 from headrace.hub.state import HubState
 from headrace.log import Log

@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.hub.counters import Counters
 from headrace.hub.services import subscribers as module
+from headrace.hub.services.entries import ServiceKind, create, remove
 from headrace.hub.services.merge_patch import apply
-from headrace.hub.services.objects import ServiceKind, Services, create, remove
+from headrace.hub.services.objects import Services
 from headrace.hub.services.subscribers import ServiceSession, ServiceSubscribers
 from headrace.hub.state import HubState
 from headrace.message import Batch, Run

@@ -25,16 +25,17 @@ from tests.net.raw import (
 )
 
 from headrace.errors import DamagedError
-from headrace.hub.consumers.cursors import Terms, settle
 from headrace.hub.consumers.cursors import create as create_consumer
+from headrace.hub.consumers.cursors import settle
 from headrace.hub.consumers.settlements import Settled
+from headrace.hub.consumers.terms import Terms
 from headrace.hub.cursor import EncodedChunk
 from headrace.hub.holds import hold
 from headrace.hub.routing.subscriptions import (
     subscribe,
 )
-from headrace.hub.services.objects import ServiceKind
-from headrace.hub.services.objects import create as create_service
+from headrace.hub.services.entries import ServiceKind
+from headrace.hub.services.entries import create as create_service
 from headrace.hub.state import entry
 from headrace.log.snapshots import snapshot
 from headrace.log.snapshots.snapshot import Snapshot

@@ -34,7 +34,7 @@ from tests.net.spp_peer import (
 )
 
 from headrace.errors import FullError
-from headrace.hub.services.objects import ServiceKind, create, remove
+from headrace.hub.services.entries import ServiceKind, create, remove
 from headrace.message import Batch, Run
 from headrace.net.server.process import Server
 from headrace.net.spp.door import SppDoor

@@ -14,8 +14,8 @@ from tests.net.raw import running_hub, until
 
 from headrace import web
 from headrace.hub.routing import subscriptions
-from headrace.hub.services import objects as services
-from headrace.hub.services.objects import ServiceKind
+from headrace.hub.services import entries as services
+from headrace.hub.services.entries import ServiceKind
 from headrace.message import Batch, Run
 from headrace.net.server.process import Server
 from headrace.web.api import handlers as api

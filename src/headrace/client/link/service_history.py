@@ -15,7 +15,8 @@ import pyarrow as pa
 from headrace.client.link.backtest import Backtest
 from headrace.client.link.streams import BatchStream, EntryStream
 from headrace.errors import UsageError
-from headrace.hub.services.objects import PART, POLICY, Service, Services
+from headrace.hub.services.entries import PART, POLICY
+from headrace.hub.services.objects import Service, Services
 from headrace.matching import Matcher
 from headrace.message import Batch, Run
 from headrace.wire.sdk.predicate import Alternatives

@@ -2,8 +2,8 @@
 
 A consumer has :class:`Terms`, fixed when it is created, and a **cursor**: a floor up to which everything is done, and
 ranges above it that are done as well. A number is done when it was acknowledged, when the consumer's filter does not
-match its message, when it was given up (its dead letter is in the log) or when retention removed it. Which member has
-which numbers (:mod:`headrace.hub.consumers.delivery`) is not part of the state: after a restart, everything that is not
+match its message, when it was given up (its dead letter is in the log) or when retention removed it. The state does not
+know which member has which numbers (:mod:`headrace.hub.consumers.delivery`): after a restart, everything that is not
 done is delivered again.
 
 Entries of the log, ``consumer/NAME``:
@@ -20,17 +20,16 @@ range without room is forgotten and delivered again. Delivery keeps within that 
 A message that is given up becomes a dead letter (:mod:`~headrace.hub.consumers.dead_letters`) under the consumer's
 dead-letter topic. The entry that marks the original as done marks the letter as done, too: it is not the consumer's.
 
-Others may publish under that topic as well, and nothing of that is the consumer's. So the state follows messages, too:
-it keeps the newest of them that is not marked as done (:attr:`Consumer.passed_over`), up to which a count of what is
-left is only a bound.
+Others may publish under that topic as well, and those messages are not the consumer's. So the state follows messages,
+too: it keeps the newest of them that is not marked as done (:attr:`Consumer.passed_over`). Up to there, a count of the
+remaining messages is only a bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from math import isfinite
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -40,47 +39,17 @@ from msgspec import Meta
 from headrace.errors import LimitError, MalformedError, RefusedError, WireError
 from headrace.hub.consumers.outstanding import clip, count
 from headrace.hub.consumers.settlements import PART, Settled, decode, encode, entries
+from headrace.hub.consumers.terms import Terms, check_terms, default_dead_letter
 from headrace.hub.sequence_ranges import Range, Ranges
 from headrace.hub.state import LargePart, entry
 from headrace.log.snapshots.pieces import array_header, rows
-from headrace.message import MAX_SEQUENCE, NOT_A_MESSAGE, Batch
+from headrace.message import MAX_SEQUENCE, Batch
 from headrace.protocols import DEAD_LETTER
 
 MAX_CONSUMERS: Final = 4096
 MAX_RANGES: Final = 4096
-"""Done ranges of one consumer above its floor. Neither limit is a setting: the state must depend on the log alone."""
+"""Most done ranges of a consumer above its floor. The limits are not settings: the state depends on the log alone."""
 MAX_NAME: Final = 255
-MAX_TERMS: Final = 64 << 10
-MAX_ACK_SECONDS: Final = 7 * 86_400.0
-
-
-class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A consumer's terms, fixed when it is created.
-
-    ``topic``, ``origin`` and ``where`` choose its messages, as in a ``follow``; its own dead letters are never among
-    them. ``max_tries`` 0 means no limit; ``dead_letter`` defaults to ``dead/NAME``.
-
-    What its members may not read is passed over, and done. So the rights of whoever creates it are terms, too: somebody
-    with other rights would miss messages, or be kept from some.
-    """
-
-    topic: str | None = None
-    origin: tuple[str, ...] | None = None
-    where: dict[str, Any] | None = None
-    ack_seconds: float = 30.0
-    max_tries: int = 10
-    dead_letter: str | None = None
-    readable: tuple[str, ...] | None = None
-    """Patterns of the topics that its members may read; ``None`` for all."""
-    denied: tuple[str, ...] = ()
-    """Patterns of topics that they may not read all the same."""
-
-    @property
-    def selects(self) -> bool:
-        """Whether they choose among the messages; otherwise all are the consumer's."""
-        return self != Terms(
-            ack_seconds=self.ack_seconds, max_tries=self.max_tries, dead_letter=self.dead_letter
-        )
 
 
 class Lag(NamedTuple):
@@ -89,15 +58,6 @@ class Lag(NamedTuple):
     behind: int
     exact: bool = True
     """Whether the number is exact; otherwise it is an upper bound, since not all messages have been looked at."""
-
-
-def default_dead_letter(name: str) -> str:
-    """Return the topic of a consumer's dead letters unless its terms name another.
-
-    >>> default_dead_letter("billing")
-    'dead/billing'
-    """
-    return f"dead/{name}"
 
 
 def lag_facts(lag: Lag) -> dict[str, int | bool]:
@@ -124,9 +84,9 @@ class Consumer:
         self.lost = 0
         """Numbers that retention removed before they were done."""
         self.passed_over = 0
-        """Up to here there may be messages under its dead-letter topic, which are not its own and not done either."""
+        """Message up to which its dead-letter topic may have messages that are neither its own nor done."""
         self.uses = 0
-        """How often any node of a cluster has reported it in use since this one started."""
+        """Number of reports, by any node of a cluster, that it was in use, since this node started."""
         self._done = Ranges(MAX_RANGES)
 
     @property
@@ -181,7 +141,7 @@ class Consumer:
 
 
 class ConsumerReset(NamedTuple):
-    """A consumer's cursor was moved: deliveries under way no longer count."""
+    """A consumer's cursor was moved, so that current deliveries no longer count."""
 
     consumer: Consumer
 
@@ -193,7 +153,7 @@ class ConsumerRemoved(NamedTuple):
 
 
 class RangesForgotten(NamedTuple):
-    """Numbers that must be delivered again: there was no room to keep them as done."""
+    """Numbers that must be delivered again, since there was no room to keep them as done."""
 
     consumer: Consumer
     settled: Settled
@@ -211,7 +171,7 @@ class Consumers(LargePart):
         self.observer: Callable[[ConsumerEvent], None] | None = None
         """Called with each event, after the state has changed."""
         self.known_lag: Callable[[Consumer, int], Lag | None] = lambda _consumer, _head: None
-        """Counts unacknowledged messages by what was read for the consumer's members, if there are any here."""
+        """Counts unacknowledged messages by what was read for the consumer's members here, if there are any."""
         self.members: Callable[[str], int] = lambda _name: 0
         """Counts the members that a consumer has here."""
         self._consumers: dict[str, Consumer] = {}
@@ -245,7 +205,7 @@ class Consumers(LargePart):
     def creation(self, name: str, terms: Terms, start: int) -> Batch | None:
         """Make the entry that creates a consumer; ``None`` if it exists on these terms.
 
-        Ask again once the entry is committed: another creation may have come first, on other terms.
+        Ask again once the entry is committed: another creation may have come first, with other terms.
         """
         known = self._consumers.get(name)
         if known is None:
@@ -258,8 +218,8 @@ class Consumers(LargePart):
             if set(differing) <= {"readable", "denied"}:
                 raise RefusedError(
                     "conflict",
-                    f"consumer {name!r} was created with other rights to read, and has passed over what those leave"
-                    " out: take another name, or remove it first",
+                    f"consumer {name!r} was created with other rights to read, and has skipped what those leave out:"
+                    " take another name, or remove it first",
                 )
             raise RefusedError("conflict", f"consumer {name!r} has another {', '.join(differing)}")
         return None
@@ -275,7 +235,7 @@ class Consumers(LargePart):
             if order.create is not None and len(self) < MAX_CONSUMERS:
                 try:
                     _check_name(name)
-                    _check_terms(order.create)
+                    check_terms(order.create)
                 except WireError as error:
                     # Doors write no such entry; a relayed one may hold anything.
                     raise msgspec.ValidationError(str(error)) from None
@@ -363,8 +323,8 @@ class Consumers(LargePart):
         forgotten = consumer.settle(settled.ranges)
         if forgotten:
             self._notify(RangesForgotten(consumer, Settled(tuple(forgotten), consumer.since)))
-        # They are the last messages before the entry. Delivery would pass over them just as well, so they must not
-        # take the room that it relies on.
+        # Letters are the last messages before the entry. Delivery would skip them anyway, so they must not take the
+        # room that it relies on.
         if letters and len(consumer.done) < MAX_RANGES // 4:
             consumer.settle([(max(1, seq - letters + 1), seq)])
         elif letters:
@@ -380,7 +340,7 @@ class Consumers(LargePart):
 def create(name: str, terms: Terms, start: int) -> Batch:
     """Make the entry that creates a consumer whose first number is ``start``."""
     _check_name(name)
-    _check_terms(terms)
+    check_terms(terms)
     return _entry(name, _Order(create=terms, start=start))
 
 
@@ -440,24 +400,3 @@ def _check_name(name: str) -> None:
         raise MalformedError("link", "consumer", name, "a name")
     if size > MAX_NAME:
         raise LimitError("link", "consumer", size, MAX_NAME)
-
-
-def _check_terms(terms: Terms) -> None:
-    seconds = terms.ack_seconds
-    if not (isfinite(seconds) and 0 < seconds <= MAX_ACK_SECONDS):
-        raise MalformedError("link", "ack_seconds", seconds, f"more than 0 and at most {MAX_ACK_SECONDS:g}")
-    if terms.max_tries < 0:
-        raise MalformedError("link", "max_tries", terms.max_tries, "0 (no limit) or more")
-    if NOT_A_MESSAGE in (terms.origin or ()):
-        # Entries have no numbers, so they could not be acknowledged.
-        raise MalformedError(
-            "link", "origin", terms.origin, f"not {NOT_A_MESSAGE!r}: its entries are not messages"
-        )
-    try:
-        size = len(msgspec.json.encode(terms))
-        msgspec.msgpack.encode(terms)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        # An entry is JSON, a snapshot is msgpack: JSON takes integers for which msgpack has no room.
-        raise MalformedError("link", "where", None, "JSON values with numbers of at most 64 bits") from None
-    if size > MAX_TERMS:
-        raise LimitError("link", "where", size, MAX_TERMS)

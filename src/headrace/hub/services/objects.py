@@ -9,12 +9,12 @@ Messages whose topic is a service's id change it, whatever door they came by. Lo
 
 - ``service/ID``: ``{"create": "json"}``, ``{"create": "last"}`` or ``{"remove": true}``;
 - ``service/``: ``{"auto": …, "max": …, "bytes": …}``, the policy. Its decisions (a service created by an unknown topic,
-  one refused as too many, a change refused because all services together would get too large) must come out the same
-  whenever the log is read again, under whatever settings. So a hub whose settings differ writes its policy into the
-  log, and the state obeys the log alone.
+  one refused as too many, a change refused because all services together would get too large) must be the same whenever
+  the log is read again, with any settings. So a hub whose settings differ writes its policy into the log, and the state
+  obeys the log alone.
 
-The bytes of the services are those of their ids and of their objects' text, counted exactly. How many one client may
-have does not depend on the log: :mod:`~headrace.hub.services.publish` decides it by each service's owner.
+The services take the bytes of their ids and of their objects' text, which are counted exactly. One client's share does
+not depend on the log: :mod:`~headrace.hub.services.publish` bounds it by each service's owner.
 
 Removing a service only stops new subscriptions. Its id stays known as removed: no message creates it again, only an
 entry does. Its object leaves the state, but messages still change it for as long as a subscriber holds it. The newest
@@ -23,12 +23,10 @@ entry does. Its object leaves the state, but messages still change it for as lon
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from operator import attrgetter
-from typing import Annotated, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -37,43 +35,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import LimitError, UsageError, WireError
+from headrace.errors import LimitError, WireError
+from headrace.hub.services.entries import PART, Order, ServiceKind, ServicePolicy
 from headrace.hub.services.merge_patch import JsonObject, apply_counted, encode, parse_object
-from headrace.hub.state import LargePart, entry
+from headrace.hub.state import LargePart
 from headrace.log.snapshots.pieces import byte_strings, map_header, rows
 from headrace.message import Batch
 from headrace.wire.spp import MAX_PACKET, MAX_SERVICE
 
 MAX_REMOVED: Final = 100_000
-"""Removed ids that are remembered. Not a setting: the state would then depend on more than the log."""
-
-PART: Final = "service"
-POLICY: Final = f"{PART}/"
-"""The topic of an entry that sets the policy; only the hub that numbers messages writes one."""
+"""Most removed ids that are remembered. This is not a setting, since the state must depend on the log alone."""
 
 _STRINGS: Final = 8
-"""The lengths of the two STRINGs in the packet that must be able to carry any object whole."""
-
-
-class ServiceKind(StrEnum):
-    """The kind of a service's object, and so of its changes."""
-
-    JSON = "json"
-    LAST = "last"
-
-
-class ServicePolicy(msgspec.Struct, frozen=True):
-    """Whether an unknown topic creates a ``last`` service, how many services there may be, and of how many bytes."""
-
-    auto: bool = False
-    max: Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)] = 100_000
-    most_bytes: Annotated[int, msgspec.Meta(ge=0, le=sys.maxsize)] = msgspec.field(
-        default=512 << 20, name="bytes"
-    )
+"""Bytes for the lengths of the two STRINGs in the packet that carries a whole object."""
 
 
 class StateOwner(Protocol):
-    """A client, as far as it has put bytes into the state."""
+    """A client that is charged for bytes of the state."""
 
     state_bytes: int
     """Bytes of the services that it was the last to publish to."""
@@ -111,7 +89,7 @@ class Service:
         self.weight = 2 if kind is ServiceKind.JSON else 0
         """Bytes of the object's text."""
         self.owner: StateOwner | None = None
-        """The client whose budget its bytes are charged to; none after a restart."""
+        """The client that is charged for its bytes; ``None`` after a restart."""
         self._room = MAX_PACKET - _STRINGS - len(service_id.encode())
         self._snapshot: bytes | None = None
 
@@ -126,22 +104,22 @@ class Service:
 
     @property
     def charge(self) -> int:
-        """Bytes of its id and of the object's text: what it takes of the budgets."""
+        """Bytes of its id and of the object's text, which the budgets are charged for."""
         return len(self.id.encode()) + self.weight
 
     def frozen(self) -> Value:
-        """Return the source of the object's text for later: the text itself, if it is there."""
+        """Return the object's text, if it was made before, or the value to make it from later."""
         return self._snapshot or self.value
 
     def changed(self, change: bytes) -> tuple[Value, int]:
-        """Return the value that a change leads to, and its size; raise if it is malformed or too large."""
+        """Return the value after a change, and its size; raise an error if it is malformed or too large."""
         if len(change) > self._room:
             raise LimitError("spp", "change", len(change), self._room)
         if isinstance(self.value, bytes):
             return change, len(change)
         value, growth = apply_counted(self.value, parse_object(change))
         if self.weight + growth > self._room:
-            # The object could no longer be sent to anybody.
+            # The object would be too long to be sent.
             raise LimitError("spp", "object", self.weight + growth, self._room)
         return value, self.weight + growth
 
@@ -253,7 +231,7 @@ class Services(LargePart):
         """Return the pieces of the snapshot's section, which a thread makes; values never change in place."""
         order = self._order
         policy, count, removed = self.policy, self._created, self._removed.copy()
-        # By columns: the hub does nothing else meanwhile, and rows would take three times as long.
+        # Make columns: rows would take three times as long, and the hub does nothing else meanwhile.
         columns: list[tuple[str, list[object]]] = [
             ("ids", [service.id for service in order]),
             ("kinds", [service.kind for service in order]),
@@ -300,7 +278,7 @@ class Services(LargePart):
                 for row, payload in enumerate(run if run.lone is None else (run.lone,)):
                     yield row, batch.topic, payload
             return
-        # Of very many messages few may concern a service: only those are touched one by one.
+        # Few of very many messages may concern a service: only those are handled one by one.
         encoded = columns.column("topic").dictionary_encode()
         wanted = self._wanted(encoded.dictionary)
         if not wanted.any():
@@ -311,7 +289,7 @@ class Services(LargePart):
             yield row, texts[codes[row]], bytes(data[edges[row] : edges[row + 1]])
 
     def _wanted(self, topics: pa.Array) -> npt.NDArray[np.bool_]:
-        """Tell which topics may concern a service, in time that grows with the fewer of topics and services."""
+        """Return which topics may concern a service, in time that grows with the fewer of topics and services."""
         if self.policy.auto:
             wanted = pc.not_equal(topics, "")
         elif len(self._services) + len(self._held) < len(topics):
@@ -354,7 +332,7 @@ class Services(LargePart):
         if not name:
             self.policy = msgspec.json.decode(payload, type=ServicePolicy)
             return
-        order = msgspec.json.decode(payload, type=_Order)
+        order = msgspec.json.decode(payload, type=Order)
         if order.create is not None:
             self._create(name, order.create, seq)
         elif order.remove:
@@ -395,53 +373,19 @@ class Services(LargePart):
         self._removed[service_id] = service.kind
         self._held[service_id] = service
         if len(self._removed) > MAX_REMOVED:
-            # Held or not: the id's future must not depend on who subscribes where.
+            # Forget it even if it is held: the id's future must not depend on who subscribes where.
             forgotten = next(iter(self._removed))
             del self._removed[forgotten]
             self._held.pop(forgotten, None)
         self._tell(ServiceRemoved(service))
 
     def too_large(self) -> str:
-        """Say why nothing may grow."""
+        """Return why no service may grow."""
         return f"all services take {self.total_bytes} bytes of {self.policy.most_bytes} (limits.state_bytes)"
 
     def _tell(self, event: ServiceEvent) -> None:
         if self.observer is not None:
             self.observer(event)
-
-
-def check_id(service_id: str) -> None:
-    """Raise unless a service may have this id: 1 to 1,024 bytes of UTF-8."""
-    try:
-        size = len(service_id.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"a service's id is UTF-8 text, not {service_id!a}") from None
-    if not size:
-        raise UsageError("a service's id is not empty")
-    if size > MAX_SERVICE:
-        raise LimitError("spp", "service", size, MAX_SERVICE)
-
-
-def create(service_id: str, kind: ServiceKind) -> Batch:
-    """Make the log entry that creates a service or offers a removed id again; an existing one is left as it is."""
-    check_id(service_id)
-    return entry(PART, service_id, encode({"create": kind}))
-
-
-def remove(service_id: str) -> Batch:
-    """Make the log entry that removes a service."""
-    check_id(service_id)
-    return entry(PART, service_id, encode({"remove": True}))
-
-
-def obey(policy: ServicePolicy) -> Batch:
-    """Make the log entry that sets the policy."""
-    return entry(PART, "", encode(policy))
-
-
-class _Order(msgspec.Struct, frozen=True):
-    create: ServiceKind | None = None
-    remove: bool = False
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):

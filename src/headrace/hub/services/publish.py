@@ -9,7 +9,7 @@ A client's :class:`ClientBudget` bounds its bytes in services: those of the serv
 it was the last to publish to, and what is still on its way into the log. The bytes of all services are bounded by the
 policy, which the state judges by; a change that would be refused there for certain is rejected before it is logged.
 
-A removed id is not created again: that takes an explicit :func:`~headrace.hub.services.objects.create`. A publish to it
+A removed id is not created again: that takes an explicit :func:`~headrace.hub.services.entries.create`. A publish to it
 is a message like any other, and reaches the remaining subscribers.
 """
 
@@ -32,8 +32,9 @@ from headrace.errors import (
 )
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import Done
+from headrace.hub.services.entries import ServiceKind, check_id, create
 from headrace.hub.services.merge_patch import parse_object
-from headrace.hub.services.objects import ServiceKind, Services, StateOwner, check_id, create
+from headrace.hub.services.objects import Services, StateOwner
 from headrace.message import Batch, Run, envelope_rows
 
 

@@ -27,7 +27,7 @@ from headrace.hub.access.used_tokens import UsedTokens
 from headrace.hub.publishing.idempotent import IdempotentPublishing
 from headrace.hub.publishing.intake import PublishIntake
 from headrace.hub.sequence import Hub
-from headrace.hub.services.objects import ServicePolicy, obey
+from headrace.hub.services.entries import ServicePolicy, obey
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 from headrace.log.snapshots.start_after import check_original

@@ -25,7 +25,7 @@ from headrace.hub.publishing.storing.outbox import Outbox
 from headrace.hub.publishing.storing.storing_relay import StoringRelay
 from headrace.hub.sequence import Hub
 from headrace.hub.sequencer import WhenPublished
-from headrace.hub.services.objects import PART as SERVICES
+from headrace.hub.services.entries import PART as SERVICES
 from headrace.log import Log
 from headrace.log.maintained import remove_files
 from headrace.log.snapshots.start_after import is_log

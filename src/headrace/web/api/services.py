@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from headrace.hub.services.objects import Service, ServiceKind
+from headrace.hub.services.entries import ServiceKind
+from headrace.hub.services.objects import Service
 from headrace.message import MAX_SEQUENCE
 from headrace.net.server.process import Server
 from headrace.web.access.rights import check_service, principal_of

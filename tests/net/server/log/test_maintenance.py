@@ -19,7 +19,8 @@ from headrace.archive.past import ArchivedPast
 from headrace.config import load
 from headrace.errors import DamagedError, FullError, StorageError
 from headrace.hub.consumers import unused
-from headrace.hub.consumers.cursors import Consumers, Terms, create
+from headrace.hub.consumers.cursors import Consumers, create
+from headrace.hub.consumers.terms import Terms
 from headrace.hub.holds import hold
 from headrace.hub.sequence import Hub
 from headrace.hub.state import entry

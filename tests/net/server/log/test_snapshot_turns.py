@@ -9,7 +9,7 @@ from time import process_time, thread_time
 
 from headrace.config import load
 from headrace.hub.sequence import Hub
-from headrace.hub.services.objects import ServiceKind, create
+from headrace.hub.services.entries import ServiceKind, create
 from headrace.hub.state_parts import StateParts
 from headrace.log import Log
 from headrace.log.snapshots import snapshot

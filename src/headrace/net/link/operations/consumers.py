@@ -32,12 +32,12 @@ from headrace.hub.consumers.cursors import (
     Consumers,
     Lag,
     RangesForgotten,
-    Terms,
 )
 from headrace.hub.consumers.delivery import Assign
 from headrace.hub.consumers.group import ConsumerFilter, ConsumerGroup, Found, WhenRead
 from headrace.hub.consumers.outstanding import spans
 from headrace.hub.consumers.settlements import TurnEntries
+from headrace.hub.consumers.terms import Terms
 from headrace.hub.filtered_read import read_passing
 from headrace.hub.sequence import Hub
 from headrace.log import Log

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.errors import ConfigError, LimitError, RefusedError, TrimmedError
 from headrace.hub.holds import MAX_HOLDS, hold
 from headrace.hub.publishing.requests import PublishRequests, RequestBodies
-from headrace.hub.services.objects import POLICY
+from headrace.hub.services.entries import POLICY
 from headrace.hub.services.publish import ServicePublishing
 from headrace.hub.state import entry
 from headrace.message import Batch

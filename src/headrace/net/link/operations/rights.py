@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import RefusedError
 from headrace.hub.access.access import AccessControl, forbidden
 from headrace.hub.access.principal import Action, Forbidden
-from headrace.hub.consumers.cursors import default_dead_letter
+from headrace.hub.consumers.terms import default_dead_letter
 from headrace.hub.filters import Filter
 from headrace.message import Batch
 from headrace.wire.link import requests as ask

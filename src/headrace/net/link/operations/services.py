@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from headrace.errors import LimitError, MalformedError, RefusedError, UnavailableError, UsageError
 from headrace.hub.access.principal import Principal
-from headrace.hub.services import objects as services
-from headrace.hub.services.objects import Service, ServiceKind, Services
+from headrace.hub.services import entries as services
+from headrace.hub.services.entries import ServiceKind
+from headrace.hub.services.objects import Service, Services
 from headrace.message import Batch
 from headrace.net.link.connection import LinkConnection
 from headrace.wire.link import requests as ask
