@@ -56,15 +56,17 @@ class Fleet:
 
     def kill_workers_at_work(self, bring: Callable[[], None]) -> None:
         """Kill those who do tasks, at their tasks: Spark starts others, and has the tasks done again."""
-        workers = self.workers
-        assert workers
-        for worker in workers:
-            worker.suspend()
-        bring()
-        eventually("they have tasks", lambda: self._stages_under_way, SECONDS)
-        for worker in workers:
-            worker.kill()
-        eventually("their tasks are lost", lambda: "Lost task" in self._out.read_text(), SECONDS)
+        while "Lost task" not in self._out.read_text():
+            workers = self.workers
+            assert workers
+            for worker in workers:
+                worker.suspend()
+            bring()
+            eventually("there is work", lambda: self._stages_under_way, SECONDS)
+            for worker in workers:
+                worker.kill()
+            # None is lost if they are killed before they get it.
+            eventually("others do it", lambda: not self._stages_under_way, SECONDS)
 
     @property
     def _stages_under_way(self) -> Any:
