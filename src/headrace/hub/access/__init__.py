@@ -1,1 +1,1 @@
-"""Who may do what: proving who a client is, and which addresses a door serves."""
+"""Access: how clients prove who they are, and what each may do."""

@@ -1,11 +1,11 @@
 """The one place that decides: may this principal do this action, at this door, to this topic?
 
 Every door asks here. A refusal is counted by door, action and reason, and noted in the audit trail; the door answers
-with an error where its protocol has one. Paths where messages are many first look at the principal itself
-(:attr:`~headrace.hub.access.principal.Principal.publishes_everything`), which is all that most peers cost.
+with an error where its protocol has one. Paths with many messages first look at the principal itself
+(:attr:`~headrace.hub.access.principal.Principal.publishes_everything`), which suffices for most peers.
 
-Whoever holds a principal while the settings may change joins (:meth:`AccessControl.join`): a reload gives it the new
-one, or tells it that its right is gone.
+Everything that holds a principal joins (:meth:`AccessControl.join`). When settings are reloaded, it gets the new
+principal, or is told that its rights are gone.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from headrace.hub.counters import Counters
 
 
 class PrincipalHolder(Protocol):
-    """A connection, or whoever else acts for a principal."""
+    """A connection, or anything else that acts for a principal."""
 
     principal: Principal
     number: int
-    """Its number among all that this hub had."""
+    """Its number among all holders that this hub had."""
 
     def known_as(self, principals: Principals) -> Principal | None:
-        """Return who it is among other principals, by what has proven it; ``None`` if nobody any more."""
+        """Return which of other principals it is now, by the same proof; ``None`` if none of them."""
 
     def facts(self, now: float) -> ConnectionFacts:
         """Describe it for an operator."""
 
     def revoked(self, detail: str) -> None:
-        """End: the principal is gone, or may do less than before."""
+        """End it, since the principal is gone or may do less than before."""
 
 
 class AccessControl:
@@ -49,52 +49,52 @@ class AccessControl:
         self.principals = principals
         self.audit = audit
         self.keys: dict[str, Secret] = dict(principals.keys)
-        """Every client's key, by client id; the table stays the same when its content is replaced."""
+        """Every client's key, by client id; reloading changes the table's content, not the table."""
         self.load_again: Callable[[], Mapping[str, Any]] = dict
-        """Loads the settings again, and returns what came of it; the hub's process sets it."""
+        """Reloads the settings and returns the result; set by the hub's process."""
         self._counters = counters
         self._holders: dict[PrincipalHolder, None] = {}
 
     @property
     def required(self) -> bool:
-        """Whether nobody may act who is not known."""
+        """Whether only known principals may act."""
         return self.principals.required
 
     def may(self, principal: Principal, action: Action, door: str, what: str = "", peer: str = "") -> bool:
-        """Whether a principal may do an action at a door; a refusal is counted and noted."""
+        """Return whether a principal may do an action at a door; count and note a refusal."""
         reason = principal.verdict(action, what)
         if reason is not None:
             self.refused(principal, action, door, what, peer, reason)
         return reason is None
 
     def denies(self, principal: Principal, action: Action, door: str, what: str, peer: str = "") -> bool:
-        """Whether a principal is denied an action in so many words, whatever else allows it; then that is noted."""
+        """Return whether a principal is explicitly denied an action; if so, note it."""
         denied = principal.denies(action, what)
         if denied:
             self.refused(principal, action, door, what, peer, Forbidden.DENIED)
         return denied
 
     def may_use(self, principal: Principal, service: str, action: Action, door: str, peer: str = "") -> bool:
-        """Whether a principal may use a service, and is not denied what that does to the topic of this name."""
+        """Return whether a principal may use a service, and is not denied the action for the topic of this name."""
         return self.may(principal, Action.SERVICE, door, service, peer) and not self.denies(
             principal, action, door, service, peer
         )
 
     def may_be_called(self, principal: Principal, client: str) -> bool:
-        """Whether a principal may use a client id as its name: it is its own, or nobody's."""
+        """Return whether a principal may use a client id as its name: the id is its own or nobody's."""
         return principal.may_do_everything or self.principals.of_client_id(client) in (None, principal)
 
     def may_each(
         self, principal: Principal, action: Action, door: str, topics: pa.Array, peer: str = ""
     ) -> bool:
-        """Whether a principal may do an action to every topic of a column; the first it may not is noted."""
+        """Return whether a principal may do an action to every topic of a column; note the first that it may not."""
         if principal.may_everything(action):
             return True
         distinct = pc.unique(topics)
         allowed = principal.mask(action, distinct)
         if allowed.all():
             return True
-        # What was just computed for the column is decided again for one topic, for its reason.
+        # Decide again for one topic, to learn the reason.
         return self.may(principal, action, door, distinct[int(allowed.argmin())].as_py(), peer)
 
     def check(self, principal: Principal, action: Action, door: str, what: str = "", peer: str = "") -> None:
@@ -118,30 +118,30 @@ class AccessControl:
         )
 
     def turned_away(self, door: str, peer: str, who: str, reason: str) -> None:
-        """Count and note somebody who did not prove who it is."""
+        """Count and note a peer that failed to prove who it is."""
         self._counters.add("refused_access", door=door, action="login", reason=reason)
         self.audit.note(AuditKind.REFUSED, door=door, peer=peer, principal=who, action="login", reason=reason)
 
     def let_in(self, principal: Principal, door: str, peer: str) -> None:
-        """Note somebody who is known now."""
+        """Note a peer that has proven who it is."""
         self.audit.note(AuditKind.LET_IN, door=door, peer=peer, principal=principal.name)
 
     def changed(self, principal: Principal, door: str, peer: str, action: str, what: str) -> None:
-        """Note what somebody changed at the hub itself."""
+        """Note a change that a principal made at the hub itself."""
         self.audit.note(
             AuditKind.CHANGED, door=door, peer=peer, principal=principal.name, action=action, what=what
         )
 
     def settings_changed(self, settings: str) -> None:
-        """Note that the hub has taken new settings."""
+        """Note that the hub has applied new settings."""
         self.audit.note(AuditKind.CHANGED, door="", peer="", principal="", action="settings", what=settings)
 
     def join(self, holder: PrincipalHolder) -> None:
-        """Remember somebody who acts for a principal."""
+        """Remember a holder of a principal."""
         self._holders[holder] = None
 
     def leave(self, holder: PrincipalHolder) -> None:
-        """Forget somebody who no longer acts."""
+        """Forget a holder."""
         self._holders.pop(holder, None)
 
     def connections(self, now: float) -> Iterator[ConnectionFacts]:
@@ -150,7 +150,7 @@ class AccessControl:
             yield holder.facts(now)
 
     def disconnect(self, number: int) -> bool:
-        """Close a connection; whether there is one of this number."""
+        """Close the connection with this number; return whether there is one."""
         for holder in tuple(self._holders):
             if holder.number == number:
                 holder.revoked("closed by an operator")
@@ -158,7 +158,7 @@ class AccessControl:
         return False
 
     def reload(self, principals: Principals) -> int:
-        """Replace all principals; return how many connections are closed because their right is gone."""
+        """Replace all principals; return how many connections were closed since their rights are gone."""
         self.principals = principals
         self.keys.clear()
         self.keys.update(principals.keys)
@@ -185,7 +185,7 @@ class AccessControl:
 
 
 def forbidden(principal: Principal, action: Action | str, what: str = "") -> RefusedError:
-    """Make the error that tells a peer what it may not do."""
+    """Make the error for an action that a peer may not do."""
     who = "whoever proves nothing" if principal.name in (ANONYMOUS, UNKNOWN) else principal.name
     if action == Action.ADMIN:
         return RefusedError("forbidden", f"{who} lacks the right admin")

@@ -1,16 +1,17 @@
-"""What each peer costs the hub, and how much of it one peer may have.
+"""What each peer costs the hub, and how much one peer may use.
 
-Every principal has one account, and so has every address from which somebody comes whom nobody knows. All connections
-of a peer share its account, at whatever door. It counts
+Every principal has one account, and so does every address of unknown peers. All connections of a peer share its
+account, at whatever door. It counts
 
-- what a peer **has**: connections, subscriptions and what their filters cost, bytes of state and of staged rows. Asking
-  for more than its budget is refused (:meth:`Account.take`), where the protocol can say so by an error, else by ending
-  the connection;
-- what it **sends and is sent**: messages and bytes a second. A peer above its rate is not read from until it is within
-  it again, and a reader above its rate is sent nothing more; nothing is lost by either.
+- what a peer **has**: connections, subscriptions and the costs of their filters, bytes of state and of staged rows. A
+  request for more than its budget is refused (:meth:`Account.take`): by an error if the protocol has one, otherwise by
+  ending the connection;
+- what it **sends and is sent**: messages and bytes per second. A peer above its rate is not read from until it is
+within
+  the rate again, and a reader above its rate is sent nothing more; neither loses messages.
 
-The budget of all is in ``limits``, that of one principal in ``access.NAME.limits``. A batch costs one call, whatever is
-in it. There is no clock here: ``now`` is an argument.
+The budget of every peer is in ``limits``, that of one principal in ``access.NAME.limits``. A batch takes one call, with
+any number of messages. There is no clock here: ``now`` is an argument.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from headrace.config import Settings
 from headrace.hub.access.principal import Principal
 
 MOST_IDLE: Final = 4096
-"""Accounts from which on those are forgotten that have nothing."""
+"""Number of accounts above which unused ones are forgotten."""
 
 
 class Resource(StrEnum):
-    """What a peer may have a number of."""
+    """Something that a peer may have a limited number of."""
 
     CONNECTIONS = "connections"
     SUBSCRIPTIONS = "subscriptions"
@@ -40,7 +41,7 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much one peer may have; a rate that is ``None`` is not limited."""
+    """How much one peer may use; a rate of ``None`` is not limited."""
 
     connections: int
     subscriptions: int
@@ -67,7 +68,7 @@ UNLIMITED: Final = Budget(
 
 
 class Rate:
-    """A number of something a second. A peer that was idle may send a second's worth at once."""
+    """A limited number per second. A peer that was idle may send a second's worth at once."""
 
     __slots__ = ("_at", "_level", "limit")
 
@@ -124,9 +125,9 @@ class Account:
         self.received_messages = 0
         self.sent_bytes = 0
         self.refused = 0
-        """Times that it asked for more than it may have."""
+        """Number of requests for more than it may have."""
         self.paused = 0
-        """Times that it had to wait for its rate."""
+        """Number of times that it had to wait for its rate."""
         self._messages = Rate(None)
         self._bytes = Rate(None)
         self._sent = Rate(None)
@@ -139,7 +140,7 @@ class Account:
         self._bytes.limit = budget.bytes_per_second
         self._sent.limit = budget.sent_bytes_per_second
         self.rated = any(rate.limit is not None for rate in (self._messages, self._bytes, self._sent))
-        """Whether any rate is limited: where none is, nobody needs to look at the time."""
+        """Whether any rate is limited; if not, callers need not look at the time."""
 
     @property
     def most_state_bytes(self) -> int:
@@ -147,7 +148,7 @@ class Account:
         return self.budget.state_bytes
 
     def take(self, resource: Resource, amount: int = 1) -> str | None:
-        """Give it some of a resource, or return why not."""
+        """Charge it for some of a resource, or return why it may not have that."""
         most = getattr(self.budget, resource)
         if self.has[resource] + amount > most:
             self.refused += 1
@@ -156,14 +157,14 @@ class Account:
         return None
 
     def lacks(self, resource: Resource, amount: int = 1) -> str | None:
-        """Return why it gets no more of a resource, if so."""
+        """Return why it may not have more of a resource; ``None`` if it may."""
         detail = self.take(resource, amount)
         if detail is None:
             self.has[resource] -= amount
         return detail
 
     def adjust(self, resource: Resource, difference: int) -> None:
-        """Count what it has more or less of, where :meth:`lacks` was asked before."""
+        """Count a change of what it has, after asking :meth:`lacks`."""
         self.has[resource] += difference
 
     def give_back(self, resource: Resource, amount: int = 1) -> None:
@@ -200,11 +201,11 @@ class Account:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing that must be remembered."""
+        """Whether the account can be forgotten."""
         return not (any(self.has.values()) or self.state_bytes or self.state_pending)
 
     def facts(self) -> dict[str, object]:
-        """Return what the status shows of it."""
+        """Return facts for the status."""
         return {
             "connections": self.has[Resource.CONNECTIONS],
             "subscriptions": self.has[Resource.SUBSCRIPTIONS],
@@ -235,7 +236,7 @@ class Accounts:
         return iter(self._accounts.values())
 
     def of(self, principal: Principal, address: str) -> Account:
-        """Return the account of a principal, or of an address if nobody knows who comes from there."""
+        """Return the account of a principal, or of an address if its peers are not known."""
         name = address if principal.anonymous else principal.name
         account = self._accounts.get(name)
         if account is None:
@@ -245,7 +246,7 @@ class Accounts:
         return account
 
     def reload(self, settings: Settings) -> None:
-        """Give every account the budget that other settings say."""
+        """Give every account the budget of new settings."""
         self._settings = settings
         for account in self:
             account.obey(self._budget(account.of))

@@ -1,9 +1,8 @@
-"""The audit trail: who was let in, who was refused what, who changed what, each as a record for a file.
+"""The audit trail: records of who was let in, who was refused what, and who changed what.
 
-A peer can cause records at will, so they are rationed: of one kind about one peer, :data:`BURST` a minute are written,
-and then one that says how many more there were; of one kind about all peers together, :data:`MOST` a minute. Kinds do
-not share their rations nor their room (:class:`AuditSink`), so that a flood of refusals pushes out older refusals and
-nothing else.
+A peer can cause records at will, so they are rationed. For each kind and peer, :data:`BURST` records a minute are
+written, and then one with the number of further ones; for each kind and all peers together, :data:`MOST` a minute. Each
+kind has its own ration and its own room (:class:`AuditSink`), so a flood of refusals only displaces older refusals.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ BURST: Final = 20
 MOST: Final = 240
 MINUTE: Final = 60.0
 PEERS: Final = 1000
-"""Peers whose records are counted one by one in a minute; those of others are counted together."""
+"""Most peers whose records are counted separately in a minute; those of others are counted together."""
 _LONGEST: Final = 300
-"""Characters of a name in a record: a peer chooses it."""
+"""Most characters of a name in a record, since peers choose names."""
 
 
 class AuditKind(StrEnum):
-    """What a record is about."""
+    """The subject of a record."""
 
     LET_IN = "let_in"
     REFUSED = "refused"
@@ -39,14 +38,14 @@ class AuditSink(Protocol):
 
 @dataclass(slots=True)
 class _Ration:
-    """What was written of one kind in this minute."""
+    """What was written of one kind in the current minute."""
 
     since: float
     written: int = 0
     left_out: int = 0
     """Records that were left out and are in no peer's count."""
     peers: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
-    """Records by principal, address, door, action and reason: how many came, how many were left out."""
+    """Numbers of records that came and that were left out, by principal, address, door, action and reason."""
 
 
 class AuditTrail:
@@ -97,7 +96,7 @@ class AuditTrail:
         self._write(kind, now, {name: value for name, value in facts.items() if value})
 
     def tick(self) -> None:
-        """Write how many records were left out, once their minute is over."""
+        """Once a minute is over, write how many records were left out."""
         now = self._clock()
         for kind, ration in self._rations.items():
             if not 0 <= now - ration.since < MINUTE:

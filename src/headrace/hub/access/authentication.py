@@ -1,11 +1,11 @@
 """Authentication, for every door.
 
-A client proves that it has its key by a token: an HMAC over its id, the time, and the hub's challenge where its
-protocol has room for one.
+A client proves that it has its key by a token: an HMAC over its id, the time, and, if its protocol has room for one,
+the hub's challenge.
 
-- At the link and at SPP the hub gives each connection a challenge, which holds the hub's log and a random number. A
-  token is good on that connection alone: nowhere else, and never again.
-- The SDK's document leaves no room for a challenge. Its token is good once at this hub (:mod:`used_tokens
+- At the link and at SPP the hub gives each connection a challenge, which consists of the id of the hub's log and a
+  random number. A token is valid only on that connection.
+- The SDK's protocol has no room for a challenge. Its token is valid once at this hub (:mod:`used_tokens
   <headrace.hub.access.used_tokens>`), within :data:`WINDOW_SECONDS` of the hub's time.
 
 Failed attempts make the next ones wait (:mod:`login_attempts <headrace.hub.access.login_attempts>`).
@@ -52,11 +52,11 @@ ADVICE: Final = {
 """Advice for the user, by reason."""
 
 _GUESSES: Final = frozenset({Denied.UNKNOWN, Denied.WRONG})
-"""Failures that may be attempts to guess."""
+"""Failures that may be attempts to guess a key."""
 
 
 class Verdict(NamedTuple):
-    """The outcome of a claim: the id of the client that has proven it, if any; or why the claim is refused."""
+    """The outcome of a claim: the id that the client has proven, if any, or why the claim is refused."""
 
     client: str = ""
     denied: Denied | None = None
@@ -80,7 +80,7 @@ class Authentication:
     ) -> None:
         self.required = required
         self.useful = required or useful
-        """Whether a client may do more once it has proven who it is."""
+        """Whether a client gains rights by proving who it is."""
         self.attempts = LoginAttempts()
         self._clients = clients
         self._allow_sha1 = allow_sha1
@@ -88,9 +88,9 @@ class Authentication:
         self._signed_after = signed_after
 
     def judge(self, auth: Auth, now: float, *, address: str = "", challenge: str | None = None) -> Verdict:
-        """Judge a client's claim; ``now`` in seconds since 1970, ``challenge`` what this connection was given, if any.
+        """Judge a client's claim; ``now`` in seconds since 1970, ``challenge`` that of this connection, if it has one.
 
-        Where authentication is not required, a claim that is not proven is accepted and makes nobody of its client.
+        If authentication is not required, an unproven claim is accepted, and the client stays anonymous.
         """
         if not self.useful:
             return Verdict()
@@ -102,14 +102,14 @@ class Authentication:
         if denied is None:
             self.attempts.succeeded(client, address)
             return Verdict(client)
-        # Where nobody has to prove anything, many name an id that nobody has: only a known one can be guessed at.
+        # If no proof is required, many clients give unknown ids; only the keys of known ids can be guessed.
         if denied in _GUESSES and (self.required or denied is Denied.WRONG):
             self.attempts.failed(client, address, now)
         return Verdict(denied=denied) if self.required else Verdict()
 
     def _examine(self, auth: Auth, now: float, challenge: str | None) -> Denied | None:
         key = self._clients.get(client_id_text(auth.client_id))
-        # The same work for an unknown client: timing must not reveal which ids exist.
+        # Do the same work for an unknown client, so that timing does not reveal which ids exist.
         signed = is_signed(auth, (key.reveal() if key else "unknown").encode(), allow_sha1=self._allow_sha1)
         if key is None:
             return Denied.UNKNOWN
@@ -118,7 +118,7 @@ class Authentication:
         if challenge is not None:
             given = (auth.challenge or "").encode(errors="replace")
             return None if hmac.compare_digest(given, challenge.encode()) else Denied.UNBOUND
-        # What was signed for a connection is good on that one alone.
+        # A token that was signed for a connection is valid only there.
         return Denied.UNBOUND if auth.challenge is not None else self._use(auth, now)
 
     def _use(self, auth: Auth, now: float) -> Denied | None:

@@ -1,4 +1,4 @@
-"""What an operator sees of one connection."""
+"""The facts of a connection that operators see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONNECTION_NUMBERS: Final = count(1)
 
 
 class ConnectionFacts(NamedTuple):
-    """One connection, whatever its door."""
+    """One connection at any door."""
 
     connection: int
     """Its number, by which it can be closed."""

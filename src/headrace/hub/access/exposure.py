@@ -1,7 +1,7 @@
-"""Which doors strangers can reach, and whether those doors ask who comes.
+"""Checks which doors strangers can reach, and whether those doors authenticate their peers.
 
-A door on the loopback interface serves this machine alone. A door on any other address is opened only if it asks its
-peers who they are, or if somebody wrote that it need not: no hub is open to a network by accident.
+A door on the loopback interface serves this machine alone. A door on any other address is opened only if it
+authenticates its peers, or if the settings say that it need not: no hub is open to a network by accident.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_loopback(host: str) -> bool:
 
 
 def missing_guard(door: str, settings: Settings) -> str | None:
-    """Return what a door needs before strangers may reach it, in words to act on; ``None`` if it has it.
+    """Return what to do before strangers may reach a door; ``None`` if it is guarded.
 
     The parcel door of a cluster's node has a guard of its own, since nodes have no client id.
     """

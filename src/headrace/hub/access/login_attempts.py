@@ -1,9 +1,9 @@
-"""Failed attempts to prove who one is: each costs the next one a pause, so that nobody guesses a key by trying.
+"""Failed logins: after each failure the next attempt has to wait, so that nobody can guess a key by trying.
 
-Pauses are for a claimed identity at an address. The same identity at another address tries as it likes: a stranger
-cannot lock a client out. Somebody who fails under many identities makes its whole address wait, but for those who have
-proven themselves there before. An attempt within a pause is refused unseen, so that nobody waits in memory, and
-what is refused says nothing about whether the identity exists.
+Pauses are for a claimed identity at an address. The same identity at another address is not affected, so a stranger
+cannot lock a client out. After failures under many identities the whole address has to wait, except for identities that
+were proven there before. An attempt during a pause is refused without being checked. So no attempt waits in memory, and
+a refusal does not reveal whether the identity exists.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 from headrace.hub.access.addresses import parse_address
 
 FREE: Final = 5
-"""Failures of an identity at an address before the first pause: people mistype, and clients retry."""
+"""Failures of an identity at an address before the first pause, since people mistype and clients retry."""
 FREE_OF_ADDRESS: Final = 25
-"""The same for all identities of an address."""
+"""Failures of all identities at an address before the first pause."""
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
 FORGET_SECONDS: Final = 600.0
-"""Failures are forgotten when none has followed for so long."""
+"""Seconds without a further failure after which failures are forgotten."""
 MAX_KEPT: Final = 8192
-"""Identities at addresses that are remembered; the longest untouched are forgotten first."""
+"""Most identities at addresses that are remembered; those unchanged for longest are forgotten first."""
 
 EVERYBODY: Final = ""
 """Stands for all identities of an address."""
@@ -45,7 +45,7 @@ class LoginAttempts:
         self._proven: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def pause(self, who: str, address: str, now: float) -> float:
-        """Return for how many seconds nothing is accepted from an identity at an address; 0 if it may try."""
+        """Return for how many seconds an identity at an address has to wait; 0 if it may try."""
         place = place_of(address)
         pause = self._pause((place, who), now)
         if (place, who) not in self._proven:
@@ -59,7 +59,7 @@ class LoginAttempts:
         self._note((place, EVERYBODY), FREE_OF_ADDRESS, now)
 
     def succeeded(self, who: str, address: str) -> None:
-        """Note that an identity was proven; what had failed before it is forgotten."""
+        """Note that an identity was proven, and forget its earlier failures."""
         key = (place_of(address), who)
         self._failed.pop(key, None)
         self._proven[key] = None

@@ -1,8 +1,8 @@
-"""The table of principals: who has this client id, certificate, token or address.
+"""The table of principals: finds a principal by client id, certificate, token or address.
 
-It is made from the settings as a whole, and replaced as a whole when they change. Somebody who proves nothing is
-``anonymous``: it may do everything, unless the settings say what it may do; where the hub asks everybody
-(``auth.required``), it may do nothing.
+The whole table is made from the settings, and replaced when they change. A peer that proves nothing is ``anonymous``:
+it may do everything, unless the settings restrict it; if authentication is required (``auth.required``), it may do
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.hub.access.principal import EVERYTHING, Principal
 
 ANONYMOUS: Final = "anonymous"
 UNKNOWN: Final = "unknown"
-"""The name of whoever has not proven who it is, where that is asked for."""
+"""The name of a peer that has not proven who it is, where that is required."""
 
 _PLACES: Final = 4096
 """Addresses whose principal is remembered."""
@@ -51,7 +51,7 @@ class Principals:
             for name, entry in settings.access.items()
             for network in entry.addresses
         ]
-        # The narrowest network that an address is in says whose it is.
+        # An address belongs to the narrowest network that contains it.
         self._networks = sorted(networks, key=lambda pair: -pair[0].prefixlen)
         self.of_address = lru_cache(_PLACES)(self._of_address)
 
@@ -68,7 +68,7 @@ class Principals:
         return self._certificates.get(subject) if subject else None
 
     def of_token(self, token: str) -> Principal | None:
-        """Return the principal that has a bearer token; each one takes equally long."""
+        """Return the principal that has a bearer token, in constant time."""
         given = hashlib.sha256(token.encode(errors="replace")).hexdigest()
         found = None
         for known, principal in self._tokens.items():
@@ -77,7 +77,7 @@ class Principals:
         return found
 
     def of_peer(self, address: str, certificate: str | None = None) -> Principal:
-        """Return who a peer is before it has said anything: by its certificate, else its address, else nobody."""
+        """Return who a peer is before it says anything, by its certificate or else its address."""
         return self.of_certificate(certificate) or self.of_address(address) or self.anonymous
 
     def _of_address(self, address: str) -> Principal | None:

@@ -1,4 +1,4 @@
-"""What a reader may read of a batch: the rows, or all of them with the payloads of the others empty."""
+"""The part of a batch that a reader may read: only those rows, or all rows with the other payloads empty."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tokens that were used: each is good once, also after a restart.
+"""Used tokens: each is valid once, even after a restart.
 
-A token names no hub and no connection, so it has to be remembered for as long as its time is accepted. Whoever owns
-the disk is told of each one before it counts (:class:`TokenMemory`), and gives back after a restart what it was told.
+A token names no hub and no connection, so it has to be remembered for as long as its time is accepted. Each token is
+stored on the disk before it is accepted (:class:`TokenMemory`), and read back after a restart.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple, Protocol
 
 MAX_USED: Final = 100_000
-"""Used tokens remembered per client. A client that makes more has to wait; others do not."""
+"""Most used tokens that are remembered per client. A client that uses more has to wait; others do not."""
 
 DIGEST_BYTES: Final = 20
 
 
 class UsedToken(NamedTuple):
-    """A token, as far as it takes to know it again."""
+    """What is needed to recognise a token."""
 
     expires: float
     """When its time is no longer accepted, in seconds since 1970."""
@@ -57,7 +57,7 @@ class UsedTokens:
         return _digest(client, token) in self._used
 
     def is_full(self, client: bytes) -> bool:
-        """Whether a client has used as many as one may."""
+        """Return whether a client has used as many tokens as it may."""
         return self._counts[client] >= MAX_USED
 
     def use(self, client: bytes, token: str, expires: float) -> None:

@@ -1,1 +1,1 @@
-"""The backbone: rules of the fyrehose door, and what each UDP subscriber is still to be sent."""
+"""The backbone: the rules of the fyrehose door, and its UDP subscribers."""

@@ -1,23 +1,23 @@
 """The backbone's rules: who is subscribed, what is sent to whom, what is refused.
 
-The driver hands in each frame with its source, calls :meth:`Backbone.due` when the head has moved and
-when :meth:`Backbone.next_timer` says so, and does the effects that come back.
-Effects name sequence ranges and never carry messages: the driver reads the log once and encodes once for
-everyone who is due the same range. PUSH does not pass here, except for :meth:`Backbone.admits`.
+The driver passes in each frame with its source, calls :meth:`Backbone.due` when the head has moved and when
+:meth:`Backbone.next_timer` says so, and performs the effects that are returned. Effects name sequence ranges and never
+contain messages: the driver reads the log once, and encodes once for all subscribers of a range. PUSH does not pass
+through here, except for :meth:`Backbone.admits`.
 
-This is the UDP side. A TCP connection is its own return path with its own backpressure: its driver pumps it
-from the log, and asks here only what the two share (:meth:`Backbone.admits`, :meth:`Backbone.stream_request`,
+These are the rules of UDP. A TCP connection is its own return path and has its own backpressure: its driver feeds it
+from the log, and uses only what both share (:meth:`Backbone.admits`, :meth:`Backbone.stream_request`,
 :class:`~headrace.hub.backbone.udp_subscribers.Lease`).
 
 Invariants:
 
-- Nothing is sent to an address that has not asked for it itself, or that configuration does not list: neither
-  KEEPALIVE nor REQUEST can aim the hub at a stranger.
+- Messages are sent only to addresses that asked for them themselves or that the settings list: neither KEEPALIVE nor
+  REQUEST can aim the hub at a stranger.
 - An address that has not proved that it receives gets less than three times the bytes it sent: a forged source cannot
   make the hub flood somebody. This machine's loopback and the addresses of ``fyrehose.allow`` need no proof.
-- Nothing past the head, and nothing that the log does not hold, is ever granted.
-- Memory is bounded by :class:`~headrace.hub.backbone.udp_subscribers.UdpBounds`, whatever is asked and whoever is slow.
-- Whatever is not done is an effect that names its reason or its sequence range.
+- Only messages up to the head that the log has are ever granted.
+- Memory is bounded by :class:`~headrace.hub.backbone.udp_subscribers.UdpBounds`, however slow subscribers are.
+- A request that is not served becomes an effect that names its reason or its sequence range.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ANY_PORT = 0
 
 
 class Reason(StrEnum):
-    """Why something was refused; also the word it is counted under."""
+    """The reason of a refusal, which is also the label of its counter."""
 
     NOT_ALLOWED = "not-allowed"
     """``auth.required`` is on, and neither a principal nor ``fyrehose.allow`` has the source's address."""
@@ -125,7 +125,7 @@ class Unserved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What ``source`` sent was refused."""
+    """A packet from ``source`` was refused."""
 
     reason: Reason
     source: Endpoint
@@ -147,7 +147,7 @@ BackboneEffect = (
 
 @dataclass(frozen=True, slots=True)
 class OwnDoor:
-    """Where the hub itself listens: never a subscriber, or it would feed its sequence to itself."""
+    """The hub's own addresses, which must not subscribe, or the hub would feed its sequence to itself."""
 
     addresses: Container[str]
     port: int
@@ -198,18 +198,18 @@ class Backbone:
         self._coalescing: OrderedDict[Endpoint, None] = OrderedDict()
         self._make_cookie = make_cookie
         self._challenged: dict[bytes, Endpoint] = {}
-        """Where each cookie was sent; as many as there are subscribers."""
+        """The destination of each cookie; there are as many as subscribers."""
 
     def __len__(self) -> int:
         return len(self._subscribers)
 
     def admits(self, address: str) -> bool:
-        """Return whether ``address`` is served at all, by UDP or TCP, PUSH included."""
+        """Return whether ``address`` is served at all, by UDP or TCP; this also concerns PUSH."""
         access = self._access
         return not access.required or address in access.allow or address in access.known
 
     def coalesced(self, source: Endpoint) -> None:
-        """Note that a datagram from ``source`` held several packets: it may be answered in kind."""
+        """Note that a datagram from ``source`` had several packets, so that answers to it may have several, too."""
         self._coalescing[source] = None
         self._coalescing.move_to_end(source)
         if len(self._coalescing) > self._bounds.subscribers:
@@ -273,7 +273,7 @@ class Backbone:
         return [*effects, *subscriber.due(oldest, self._log.head, now)]
 
     def proof(self, frame: Proof, source: Endpoint, now: float) -> list[BackboneEffect]:
-        """Take the answer to a CHALLENGE: from now on its destination is served, from where it subscribed."""
+        """Handle the answer to a CHALLENGE: from now on its destination is served, from where it subscribed."""
         effects = self._expire(now)
         endpoint = self._challenged.get(frame.cookie)
         subscriber = None if endpoint is None else self._subscribers.get(endpoint)
@@ -300,7 +300,7 @@ class Backbone:
         return effects
 
     def due(self, now: float) -> list[BackboneEffect]:
-        """Return what to do now that the head has moved or :meth:`next_timer` has come."""
+        """Return what to do after the head has moved or the time of :meth:`next_timer` has come."""
         work = self._expire(now)
         if self._subscribers:
             first, head = self._log.first, self._log.head

@@ -1,11 +1,11 @@
-"""The backbone's UDP subscribers: how long each lasts, and what each is still to be sent.
+"""The backbone's UDP subscribers: how long each subscription lasts, and what remains to be sent.
 
 A subscriber is a destination, a lease and a cursor over the log. It keeps no messages, only numbers: its position and
-the ranges it has asked to be sent again. So a slow one costs the same as a quick one, and is skipped ahead, never
-queued for, when it falls too far behind.
+the ranges that it requested again. So a slow subscriber costs the same as a quick one. If it falls too far behind, it
+is skipped ahead instead of having messages queued for it.
 
 :meth:`UdpSubscriber.due` *grants* one range at a time, as much as the destination's pace allows; the sender answers
-with :meth:`UdpSubscriber.sent`, which takes back what did not go out. The sequence and repairs take turns, so that
+with :meth:`UdpSubscriber.sent`, which takes back what was not sent. The sequence and repairs take turns, so that
 neither starves the other.
 
 Every lease has the same length, so the order of renewal is the order of expiry: the table looks only at its oldest
@@ -122,9 +122,9 @@ class UdpSubscriber:
         self.cursor: Cursor[EncodedChunk] = Cursor(cursor)
         self.coalesce = False
         self.proven = False
-        """Whether this destination has proven that it receives what is sent there; until then it gets no message."""
+        """Whether this destination has proven that it receives packets; until then it gets no message."""
         self.cookie = b""
-        """The bytes that a CHALLENGE asks it to send back."""
+        """The bytes that it has to send back to answer a CHALLENGE."""
         self.lease = Lease(bounds.lease)
         self.forwards = TokenBucket(bounds.forwards, now)
         self._bounds = bounds
@@ -144,7 +144,7 @@ class UdpSubscriber:
         if not self.proven:
             return work
         if self.cursor.behind(head) > self._bounds.lag:
-            # Half of what is allowed stays, so that a subscriber at the bound is not skipped message by message.
+            # Keep half of the allowed lag, so that a subscriber at the bound is not skipped message by message.
             work.append(self._skip(max(first, head + 1 - self._bounds.lag // 2)))
         elif self.cursor.next < first:
             work.append(self._skip(first))
@@ -226,7 +226,7 @@ class UdpSubscribers:
         return subscriber
 
     def expire(self, now: float) -> list[UdpSubscriber]:
-        """Remove and return those whose lease is over."""
+        """Remove and return the subscribers whose lease is over."""
         lapsed: list[UdpSubscriber] = []
         while self._table:
             endpoint, oldest = next(iter(self._table.items()))

@@ -1,4 +1,4 @@
-"""Dead letters: what becomes of a message that a consumer gives up.
+"""Dead letters: copies of messages that a consumer gives up.
 
 A **dead letter** is a copy of a message under the consumer's dead-letter topic, with its attributes and :data:`ADDED`.
 Dead letters and, right after them, the entry that marks their originals as done are appended together, so neither is in
@@ -23,7 +23,7 @@ from headrace.message import Batch, Message, Run, envelope_rows, map_column
 from headrace.protocols import DEAD_LETTER
 
 ADDED: Final = ("dead.consumer", "dead.seq", "dead.topic", "dead.origin", "dead.tries")
-"""Attributes that a dead letter has besides those of its original."""
+"""Attributes that a dead letter has in addition to those of its original."""
 
 
 class Burial(NamedTuple):
@@ -59,7 +59,7 @@ def bury(consumer: Consumer, settled: Settled, rows: pa.RecordBatch, tries: int)
 
 
 def is_dead_letter(message: Message, consumer: Consumer) -> bool:
-    """Whether a message is a dead letter of a consumer: nobody but hubs can publish from there."""
+    """Return whether a message is a dead letter of a consumer; only hubs can publish with this origin."""
     return message.origin == DEAD_LETTER and message.publisher == consumer.name
 
 

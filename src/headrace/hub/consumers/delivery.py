@@ -1,4 +1,4 @@
-"""Which member of a durable consumer gets which numbers, and until when: state that a restart may forget.
+"""Decides which member of a durable consumer has which numbers, and until when; a restart may forget that.
 
 Numbers up to the **frontier** have been handed out. A **piece** (a range of numbers in one state) is kept only for
 those that are not done yet. A piece is *waiting* to be handed out again, *being read* for a member, *in flight* at a
@@ -22,8 +22,8 @@ Rules:
   the deadline.
 - A try counts once it is sent, however it ends, unless the member leaves in good order: it may not have begun. Tries
   are not in the log: a restarted hub counts from zero.
-- Skipping numbers that do not match is worth a log entry only every :data:`PASSED` numbers, and when the last member
-  leaves: the next one would only read them once more.
+- Skipped numbers that do not match are worth a log entry only every :data:`PASSED` numbers, and when the last member
+  leaves; without the entry, the next member would read them once more.
 
 Bounds: with half of :attr:`DeliveryLimits.pieces`, nothing new is handed out until gaps close; with all of them, an
 acknowledgement that would leave another gap is refused, and adjacent waiting pieces are joined. A member has at most
@@ -45,7 +45,7 @@ from headrace.hub.consumers.settlements import Settled
 from headrace.hub.sequence_ranges import Range, Ranges
 
 PASSED: Final = 65_536
-"""A consumer of little among much would otherwise write an entry for everything that others publish."""
+"""Numbers without a match that are worth a log entry: otherwise a consumer of few messages would write many entries."""
 
 TICKS: Final = 64
 """Deadlines are rounded up to a 64th of ``ack_seconds``, so that ranges sent within that time form one piece."""
@@ -112,11 +112,11 @@ class Delivery:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what is under way and begin at the consumer's cursor; members stay."""
+        """Forget all current deliveries and begin at the consumer's cursor; members stay."""
         self._since = self.consumer.since
         self._waiting = Pieces()
         self._taken = Pieces()
-        # Bounded all the same: there is a piece between any two of them.
+        # These are bounded, too, since there is a piece between any two of them.
         self._done = Ranges(sys.maxsize)
         self._worthwhile = False
         self._lost = 0
@@ -145,7 +145,7 @@ class Delivery:
         unread = [(piece.first, piece.last) for piece in pieces if not piece.counted]
         if self.frontier <= head:
             unread.append((self.frontier, head))
-        # Dead letters are done where they stand, before anybody reads them.
+        # Dead letters are done as soon as they are in the log.
         done = self.consumer.done
         left = sum(count([each]) - count(clip(done, *each)) for each in unread)
         behind = left + sum(piece.messages for piece in pieces if piece.counted)
@@ -199,7 +199,7 @@ class Delivery:
         )
         tick = self.consumer.terms.ack_seconds / TICKS
         deadline = (ceil(now / tick) + TICKS) * tick
-        # Reading passes over what the log's index of topics rules out, at next to no cost.
+        # Reading skips what the log's index of topics rules out, at almost no cost.
         sparse = count(matching) * _SPARSE < last - given.first + 1
         self._span = min(self._span * 4, self._limits.span * _FURTHER) if sparse else self._limits.span
         wanted: list[Range] = []
@@ -231,7 +231,7 @@ class Delivery:
         return count
 
     def nack(self, member: int, first: int, last: int) -> list[DeadLetter]:
-        """Return messages that a member failed with to the others. Refused if there are too many gaps."""
+        """Give messages that a member failed to process to the others; refuse that if there are too many gaps."""
         if self.pieces >= self._limits.pieces:
             raise RefusedError("limit", f"{self.pieces} gaps: acknowledge what is missing before {first}")
         return self._give_back(
@@ -246,7 +246,7 @@ class Delivery:
         overdue = self._carve_taken(1, sys.maxsize, lambda piece: piece.deadline <= now)
         work += [Expired(piece.member, piece.first, piece.last, piece.tries) for piece in overdue]
         work += self._give_back(overdue)
-        # It may have been the deadline of a piece that was acknowledged in time: look again.
+        # The deadline may be that of a piece that was acknowledged in time, so look again.
         self.deadline = min((piece.deadline for piece in self._taken), default=inf)
         return work
 
@@ -338,7 +338,7 @@ class Delivery:
         return carved
 
     def _give_back(self, pieces: Iterable[Piece]) -> list[DeadLetter]:
-        """Queue pieces for another try; doom those that have had their last."""
+        """Queue pieces for another try; doom those that had their last try."""
         work: list[DeadLetter] = []
         most = self.consumer.terms.max_tries
         for piece in pieces:
@@ -351,6 +351,6 @@ class Delivery:
 
     def _put_back(self, piece: Piece) -> None:
         if piece.tries == 0 and piece.last == self.frontier - 1:
-            self.frontier = piece.first  # As if it had never been handed out.
+            self.frontier = piece.first  # Treat it as if it had never been handed out.
         else:
             self._waiting.add(piece._replace(member=NOBODY, deadline=inf))

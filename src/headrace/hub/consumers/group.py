@@ -66,7 +66,7 @@ Read: TypeAlias = Callable[[int, int, int, WhenRead], None]
 class ConsumerFilter:
     """Selects a consumer's messages: those that its terms choose, except its own dead letters.
 
-    Messages that its members may not read are passed over as well.
+    Messages that its members may not read are skipped as well.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -88,7 +88,7 @@ class ConsumerFilter:
 
 
 class GroupMember(Protocol):
-    """One stream of a client that takes part."""
+    """A member of the group, which is a stream of a client."""
 
     number: int
     """Its id in the delivery, never reused."""
@@ -103,7 +103,7 @@ class GroupMember(Protocol):
 
     @property
     def able(self) -> bool:
-        """Whether it can take more."""
+        """Whether the member can take more messages."""
 
     @property
     def room(self) -> int:
@@ -116,7 +116,7 @@ class GroupMember(Protocol):
         """Send rows."""
 
     def end(self, error: HeadraceError) -> None:
-        """End the stream, through no fault of its client."""
+        """End the stream with an error that is not the client's fault."""
 
 
 class ConsumerGroup:
@@ -208,7 +208,7 @@ class ConsumerGroup:
                 for member in members:
                     self._bury(self.delivery.nack(member, first, last))
         finally:
-            # If one is refused, those before it in ascending order count.
+            # If a range is refused, the lower ones still count.
             self._turn_soon()
         self._unanswered.append(reply)
 
@@ -236,11 +236,11 @@ class ConsumerGroup:
         self._turn_soon()
 
     def stop(self) -> None:
-        """Read nothing more. What is not done, pending dead letters included, is delivered after a restart."""
+        """Stop reading. Everything not done, even pending dead letters, is delivered again after a restart."""
         self._stopped = True
 
     def end(self, error: HeadraceError) -> None:
-        """End every member: the consumer is gone."""
+        """End every member, since the consumer is gone."""
         self._doomed.clear()
         for member in list(self._members.values()):
             member.end(error)

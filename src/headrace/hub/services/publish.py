@@ -46,7 +46,7 @@ class ServiceChange(NamedTuple):
 
 
 class RejectedChange(NamedTuple):
-    """A change that is not published: a word to count it under, and the details."""
+    """A change that is not published: the label of its counter, and the details."""
 
     change: ServiceChange
     reason: str
@@ -65,12 +65,12 @@ class ClientBudget(StateOwner, Protocol):
 
 
 class ServiceUse(NamedTuple):
-    """How many changes use one service: the kind the first would create, and the first that is no JSON object."""
+    """How changes use one service: their number, the kind that the first would create, and the first non-object."""
 
     kind: ServiceKind
     odd: bytes | None
     refused: LimitError | None = None
-    """The reason why the first cannot create the service, if any."""
+    """The reason why the first change cannot create the service, if any."""
 
 
 def uses(rows: Iterable[pa.RecordBatch]) -> dict[str, ServiceUse]:
@@ -115,7 +115,7 @@ class ServicePublishing:
         done: Done | None = None,
         client: ClientBudget | None = None,
     ) -> list[RejectedChange]:
-        """Submit changes in order, as one batch after the creations they need; return those that are rejected.
+        """Submit changes in order, as one batch after the creations that they need; return the rejected ones.
 
         ``done`` is called with the outcome of the batch, if there is one.
         """
@@ -144,9 +144,9 @@ class ServicePublishing:
         return rejected
 
     def make_room(self, used: Mapping[str, ServiceUse]) -> None:
-        """Submit the creations that changes to services need, or raise and submit none.
+        """Submit the creations that changes to services need, or raise an error and submit none.
 
-        The changes themselves follow in the same turn. One that its service cannot take refuses all of them.
+        The changes themselves follow in the same turn. If a service cannot take one, all are refused.
         """
         needed: dict[str, ServiceKind] = {}
         for service_id, use in used.items():
@@ -185,7 +185,7 @@ class ServicePublishing:
             parse_object(change.change)
 
     def _growth(self, change: ServiceChange, client: ClientBudget | None, pending: int) -> int:
-        """Return how much the services may grow by a change; raise if there is no room for that."""
+        """Return by how much a change may make the services grow; raise an error if there is no room for that."""
         service = self._services.get(change.service_id)
         growth = len(change.change)
         if service is None:
@@ -253,7 +253,7 @@ class _Creation:
 
 
 def _shown(payload: bytes) -> str:
-    """Quote a change in an error: as text, where it is text."""
+    """Quote a change in an error, as text if possible."""
     try:
         return shorten(payload.decode())
     except UnicodeDecodeError:

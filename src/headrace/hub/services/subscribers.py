@@ -1,7 +1,7 @@
-"""The sessions of a door that shows services, and what each is still owed.
+"""The sessions of a door that shows services, and what remains to be sent to each.
 
-A session that keeps up gets each change as it is committed; one change is encoded once for all. A session
-whose client is full is owed the rest, and what it is owed does not grow with what it misses:
+A session that keeps up gets each change as it is committed; a change is encoded once for all sessions. A session whose
+client is full is owed the rest, and what it is owed does not grow with what it misses:
 
 - *removals*: ids that are gone;
 - *offers*: its position in the order of creation, after which everything is still to be offered;
@@ -9,9 +9,9 @@ whose client is full is owed the rest, and what it is owed does not grow with wh
   now: for ``json`` a patch, for ``last`` the newest value, and the whole object where it has nothing yet.
 
 They are paid in this order, so that an id is gone before it is offered again, and no object comes before its offer.
-The values a session last got are shared with the state and with other sessions, so they cost little beyond what has
-changed since. They are bounded all the same, by :data:`HELD_BYTES`; a session past that is cut off, and finds
-everything when it comes back.
+The values that a session last got are shared with the state and with other sessions, so they cost little more than what
+has changed since. Still they are bounded by :data:`HELD_BYTES`; a session above that is cut off, and gets everything
+when it reconnects.
 
 Nothing here knows a socket: a :class:`ServiceClient` takes bytes, and its owner calls :meth:`ServiceSession.pause` and
 :meth:`ServiceSession.resume`.
@@ -46,14 +46,14 @@ SLICE: Final = 512
 """Packets sent to one session in a row before others have their turn."""
 
 _WAYS: Final = 4
-"""Patches kept of one service, each from another value to now: sessions that fell behind together share one."""
+"""Most patches kept for one service, each from another value to the current one; sessions that lag alike share one."""
 
 _BLOCKS: Final = 256
-"""Blocks of offers kept encoded, each from another position: enough for 100,000 services."""
+"""Most blocks of offers that are kept encoded, each from another position: enough for 100,000 services."""
 
 
 SeenServices: TypeAlias = Callable[[Sequence[str]], list[bool]]
-"""Tells which of some services, named by their ids, a session is shown."""
+"""Returns which of some services, given by their ids, a session may see."""
 
 
 class ServiceClient(Protocol):
@@ -66,7 +66,7 @@ class ServiceClient(Protocol):
         """Call :meth:`ServiceSession.pay` soon: there is more to send."""
 
     def overburdened(self, detail: str) -> None:
-        """Cut the session off: it is owed more than can be kept for it."""
+        """Cut the session off, since more is owed to it than can be kept."""
 
 
 class ServiceSession:
@@ -81,7 +81,7 @@ class ServiceSession:
     ) -> None:
         self.outlet = outlet
         self.sees = sees
-        """Tells which services it is shown, if not all."""
+        """Returns which services it may see; ``None`` for all."""
         self.paused = False
         self.subscriptions: dict[str, Service] = {}
         """The service under each subscribed id, removed ones included."""
@@ -117,11 +117,11 @@ class ServiceSession:
         return True
 
     def pause(self) -> None:
-        """Send nothing: the client is full."""
+        """Stop sending, since the client is full."""
         self.paused = True
 
     def resume(self) -> None:
-        """Continue to send: the client has room again."""
+        """Continue sending, since the client has room again."""
         self.paused = False
         self.pay()
 
@@ -229,7 +229,7 @@ class ServiceChannel:
         return known[1]
 
     def changed(self) -> None:
-        """Drop the packets: the object has changed."""
+        """Drop the packets, since the object has changed."""
         self._whole = None
         self._since.clear()
 
@@ -249,7 +249,7 @@ class ServiceSubscribers:
         self.services = services
         self.sessions: dict[ServiceSession, None] = {}
         self.conflated = counters.counter("conflated", door="spp")
-        """Changes that were not sent each, because one change stood for several."""
+        """Number of changes that were not sent by themselves, since one change stood for several."""
         self.delivered = counters.counter("delivered", door="spp")
         self._counters = counters
         self._channels: dict[Service, ServiceChannel] = {}
@@ -262,7 +262,7 @@ class ServiceSubscribers:
     def join(self, outlet: ServiceClient, sees: SeenServices | None = None) -> ServiceSession:
         """Make a session; it is owed the offer of every service, which :meth:`ServiceSession.pay` sends.
 
-        One that ``sees`` some services only is offered those.
+        A session that ``sees`` only some services is offered those.
         """
         session = ServiceSession(self, outlet, sees)
         self.sessions[session] = None

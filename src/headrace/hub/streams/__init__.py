@@ -1,1 +1,1 @@
-"""Streams over HTTP: what the hub knows of a topic that was made a stream."""
+"""Streams over HTTP: what the hub remembers of topics that were created as streams."""

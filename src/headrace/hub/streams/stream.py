@@ -1,12 +1,12 @@
 """One stream: a topic with a content type, an end and an age.
 
 The messages of a stream are those of its topic, after the message at which it was created. A **fork** has those of its
-source up to some place, and then its own; nothing is copied. An append over HTTP is a message; an entry beside it keeps
-what the protocol wants to be remembered of it: the producer's number, the writer's sequence, that it was the last.
+source up to some place, and then its own; nothing is copied. An append over HTTP is a message; an entry after it keeps
+what the protocol needs to remember: the producer's number, the writer's sequence, whether it was the last.
 
-Appends that depend on those before them may come in at two nodes at once. Each node judges its own by the appends that
-it knows, and has it marked as the one right after those (:func:`mark_of`). The hub that numbers messages takes the
-first; the other node judges again.
+Appends that depend on earlier appends may arrive at two nodes at once. Each node judges its own by the appends that it
+knows, and marks it as the next after those (:func:`mark_of`). The hub that numbers messages takes the first; the other
+node judges again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headrace.message import MAX_SEQUENCE
 from headrace.protocols import HUBS_OWN_NAMES
 
 MAX_PRODUCERS: Final = 1024
-"""Producers of one stream. No limit here is a setting: the state must depend on the log alone."""
+"""Most producers of one stream. These limits are not settings, since the state must depend on the log alone."""
 
 MAX_INHERITED: Final = 64
-"""Ranges of other topics that a fork of a fork of a fork may have: each of them is kept with it, and read in turn."""
+"""Most ranges of other topics that a fork of forks may have: each is kept with the fork, and read one by one."""
 
 MAX_TEXT: Final = 255
-"""Characters of a content type, of a producer's id and of a writer's sequence."""
+"""Most characters of a content type, of a producer's id and of a writer's sequence."""
 
 MAX_SAFE: Final = (1 << 53) - 1
 """The largest number that every client of the protocol can hold."""
@@ -47,24 +47,24 @@ class Range(NamedTuple):
 
 
 class ForkOrigin(msgspec.Struct, frozen=True, array_like=True):
-    """Where a fork left its source, as it was asked for."""
+    """The place where a fork leaves its source, as requested."""
 
     topic: str
     upto: Seq
     part: Count = 0
-    """Bytes, or JSON values, of the message after ``upto`` that the fork has too."""
+    """Bytes, or JSON values, of the message after ``upto`` that the fork has, too."""
 
 
 class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a stream was created with: creating it again with the same is no error."""
+    """A stream's configuration; creating the stream again with the same configuration is not an error."""
 
     content_type: Text
     ttl: Count | None = None
     """Seconds without a read or an append after which it expires."""
     expires: Micros | None = None
-    """When it expires in any case, in µs since 1970."""
+    """Time at which it expires in any case, in µs since 1970."""
     closed: bool = False
-    """Whether it was to have no more than its first content; an append right after closes it."""
+    """Whether it has only its first content; an append right after it closes the stream."""
     fork: ForkOrigin | None = None
 
     @property
@@ -78,7 +78,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.media_type == "application/json"
 
     def agrees(self, other: Shape) -> bool:
-        """Whether creating with ``other`` is the same."""
+        """Return whether ``other`` is the same configuration."""
         mine, theirs = (msgspec.structs.replace(each, content_type=each.media_type) for each in (self, other))
         return mine == theirs
 
@@ -91,7 +91,7 @@ class Producer(NamedTuple):
 
 
 class ProducerAppend(msgspec.Struct, frozen=True, array_like=True):
-    """What a producer says of an append."""
+    """A producer's own number of an append."""
 
     id: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
     epoch: Count
@@ -110,7 +110,7 @@ class Stream(msgspec.Struct):
     tail: int
     """Its newest message, or where it started."""
     touched: int
-    """When it was last read or appended to, in µs, as far as that matters to its age."""
+    """Time of the last read or append that extended its life, in µs."""
     closed: bool = False
     closer: ProducerAppend | None = None
     """The producer's append that closed it."""
@@ -125,7 +125,7 @@ class Stream(msgspec.Struct):
     """Whether it is only kept for its forks."""
 
     def is_expired(self, now: int) -> bool:
-        """Whether its time is over."""
+        """Return whether the stream has expired."""
         shape = self.shape
         if shape.expires is not None and now >= shape.expires:
             return True
@@ -147,8 +147,8 @@ class Stream(msgspec.Struct):
 def mark_of(topic: str, stream: int) -> str:
     """Return the name under which changes of a stream are marked in the log, one after the other.
 
-    Every node makes the same, and none for another stream of the same topic, before or after. While nobody has created
-    one, there is no id (0), and the mark is that of its creation.
+    Every node makes the same name for a stream, and another name for any other stream of the same topic. Before the
+    creation the id is 0, and the mark is that of the creation.
     """
     digest = blake2b(topic.encode(errors="surrogatepass"), digest_size=16).hexdigest()
     return f"{HUBS_OWN_NAMES}stream/{stream}/{digest}"

@@ -4,12 +4,12 @@ Entries ``stream/TOPIC``, each with the time at which it was made (streams expir
 alone):
 
 - ``{"create": shape}``: ignored if the stream exists;
-- ``{"append": …}``: what is to be remembered of the append right before it;
-- ``{"touch": true}``: it was read, which makes it younger;
-- ``{"delete": true}``: a stream with forks is kept for these, and gone for everybody else.
+- ``{"append": …}``: what to remember of the append right before it;
+- ``{"touch": true}``: the stream was read, which extends its life;
+- ``{"delete": true}``: a stream with forks is kept for its forks, and gone for everybody else.
 
-A topic that has messages is a stream as well, though nobody created it: such a stream is no part of the state. What
-was deleted or has expired leaves a mark (:meth:`Streams.forgotten`), so that its messages do not come back as one.
+A topic that has messages is a stream even if nobody created it, but not part of the state. A deleted or expired stream
+leaves a mark (:meth:`Streams.forgotten`), so that its messages do not become a stream again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_FORGOTTEN: Final = 100_000
 
 STREAM_BYTES: Final = 1024
 PRODUCER_BYTES: Final = 512
-"""About what a stream, and each of its producers, takes in memory and in snapshots."""
+"""Approximate bytes that a stream, and each of its producers, takes in memory and in snapshots."""
 
 Wake = Callable[[], None]
 
@@ -53,7 +53,7 @@ class Appended(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StreamOwner(Protocol):
-    """Whose budget streams are charged to."""
+    """An account that streams are charged to."""
 
     state_bytes: int
     """Bytes of state that it has, streams and services."""
@@ -68,10 +68,10 @@ class Streams:
         self._streams: dict[str, Stream] = {}
         self._by_id: dict[int, Stream] = {}
         self._forgotten: dict[str, int] = {}
-        """By topic, the message up to which there is no stream."""
+        """For each topic, the message up to which there is no stream."""
         self._watchers: dict[str, dict[Wake, None]] = {}
         self._charges: dict[int, list[tuple[StreamOwner, int]]] = {}
-        """Who has made what of each stream, by its id, as far as it was made here."""
+        """For each stream's id, who is charged for which part of it, as far as it was made here."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -81,7 +81,7 @@ class Streams:
 
     @property
     def full(self) -> bool:
-        """Whether there may be no more of them."""
+        """Whether no more streams may be created."""
         return len(self._streams) >= MAX_STREAMS
 
     def get(self, topic: str) -> Stream | None:
@@ -89,14 +89,14 @@ class Streams:
         return self._streams.get(topic)
 
     def charge(self, topic: str, owner: StreamOwner, size: int) -> None:
-        """Charge a part of a stream to whoever has made it, until the stream is gone."""
+        """Charge an owner for a part of a stream until the stream is gone."""
         stream = self._streams.get(topic)
         if stream is not None:
             self._charges.setdefault(stream.id, []).append((owner, size))
             owner.state_bytes += size
 
     def forgotten(self, topic: str) -> int:
-        """Return the message up to which a topic is no stream: what was is deleted."""
+        """Return the message up to which a topic's messages belong to a deleted stream."""
         return self._forgotten.get(topic, 0)
 
     def watch(self, topic: str, wake: Wake) -> None:
@@ -207,7 +207,7 @@ class Streams:
 
     def _note(self, topic: str, seq: int, time: int) -> None:
         stream = self._streams.get(topic)
-        # What others publish on the topic of a stream that is closed is no part of it.
+        # Messages that others publish on the topic of a closed stream are not part of it.
         if stream is not None and not stream.closed and not stream.deleted:
             stream.tail = seq
             stream.touched = max(stream.touched, time)
@@ -229,7 +229,7 @@ def append(topic: str, appended: Appended, time: int) -> Batch:
 
 
 def touch(topic: str, time: int) -> Batch:
-    """Make the entry that makes a stream younger."""
+    """Make the entry that extends a stream's life."""
     return _entry(topic, touch=True, time=time)
 
 
