@@ -7,8 +7,7 @@ account, at whatever door. It counts
   request for more than its budget is refused (:meth:`Account.take`): by an error if the protocol has one, otherwise by
   ending the connection;
 - what it **sends and is sent**: messages and bytes per second. A peer above its rate is not read from until it is
-within
-  the rate again, and a reader above its rate is sent nothing more; neither loses messages.
+  within the rate again, and a reader above its rate is sent nothing more; neither loses messages.
 
 The budget of every peer is in ``limits``, that of one principal in ``access.NAME.limits``. A batch takes one call, with
 any number of messages. There is no clock here: ``now`` is an argument.

@@ -1,1 +1,1 @@
-"""Content routing: subscriptions, the matchers that share them, dispatcher, connector and its clients."""
+"""Content routing: subscriptions, the matchers that share them, the dispatcher, the connector and its clients."""

@@ -1,7 +1,7 @@
-"""The pushes of a matched batch to a connector's sessions, by arrays: no Python object for each match or message.
+"""The pushes of a matched batch to a connector's sessions, as arrays, without a Python object per match or message.
 
-A client's matches are put together: it gets a message once, with the labels of all its parts that found it. Whatever
-grows with the number of matches is done by compiled code; Python looks up each client and each part once a batch.
+A client's matches are joined: it gets a message once, with the labels of all its parts that the message satisfies.
+Compiled code does everything that grows with the number of matches; Python looks up each client and part once a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.wire.sdk import push_labels
 from headrace.wire.sdk.push_labels import encode_labels, label_pushes
 
 FindPart: TypeAlias = Callable[[bytes], tuple[bytes, Label]]
-"""Returns the client that a matcher's find is for, and what it is told."""
+"""Returns the client that a part belongs to, and the label that the client gets."""
 
 CHUNK_BYTES: Final = 1 << 22
 """Bytes of pushes that are written at a time, or one session's."""
@@ -48,7 +48,7 @@ class BatchPushes(NamedTuple):
     labels: list[Label]
     """The labels of push ``p`` are ``codes[first_label[p]:first_label[p + 1]]``."""
     repeats: int
-    """Messages that are left out, since a session has been sent them."""
+    """Number of messages that are left out, since their sessions had them already."""
 
     def write(self, first: int, rows: list[int], pushes: Run) -> Iterator[tuple[ClientSession, Wide, Run]]:
         """Yield each session's sequence numbers and pushes.
@@ -89,7 +89,7 @@ def is_ready() -> bool:
 def find_pushes(
     batch: Batch, matches: Matches, sessions: Mapping[bytes, ClientSession], find_part: FindPart
 ) -> BatchPushes:
-    """Find what in a batch is for live sessions."""
+    """Find the messages of a batch that are for live sessions."""
     clients, numbers = number_owners(matches)
     ids = [client.tobytes() for client in clients]
     found = [sessions.get(client) for client in ids]

@@ -1,15 +1,16 @@
 """One SDK client's session: the messages due to it, and whether they are pushed when matched or read from the log.
 
-A session is **live** while everything that is for its client reaches it by a *path*: the matcher in this process, or a
-matcher elsewhere whose pushes come through a dispatcher. Else it has a **cursor** and is fed from the log, with the
+A session is **live** while everything for its client reaches it by a *path*: the matcher in this process, or a matcher
+elsewhere whose pushes come through a dispatcher. Otherwise it has a **cursor** and is fed from the log, with the
 client's own predicates, until it can be live again. It gets a cursor when it begins with ``after``, when its outlet is
-full, and when its path breaks. So a session has no queue, and how it is fed is never seen by the client.
+full, and when its path breaks. So a session needs no queue, and its client never sees how it is fed.
 
 The seam between the two is exact:
 
-- a :class:`MatcherPath` vouches for everything after its ``base``; what has come on its :class:`PushSource` is not
-  above ``seen``, and what comes next for one client is above what came before;
-- a session at a cursor above both may be live: all that it passed came from the log, all the rest is still to come;
+- a :class:`MatcherPath` vouches for everything after its ``base``; no push of its :class:`PushSource` was above
+  ``seen``, and the pushes for one client come in ascending order;
+- a session at a cursor above both may be live: everything before the cursor came from the log, and the path brings
+  everything after it;
 - nothing at or below ``last`` is sent again: a repeat, by whatever path, is dropped.
 """
 
@@ -71,21 +72,21 @@ class ClientOutlet(Protocol):
 class PushSource:
     """Where pushes come from: this process's matcher, a connection of a dispatcher, or all connections of the fleet.
 
-    A source that never sent a mark is another implementation's, or has only begun.
+    A source that never sent a mark is another implementation's, or has just begun.
     """
 
     __slots__ = ("paths", "seen")
 
     def __init__(self) -> None:
         self.seen = 0
-        """The highest sequence number that has come."""
+        """The highest sequence number that was pushed."""
         self.paths: dict[int, MatcherPath] = {}
         """The paths of matchers, by node id."""
 
     def vouches_for(self, path: MatcherPath | None) -> bool:
         """Whether a session with this path is fed from here.
 
-        Another source may bring the same messages, but from another point on, so the two must not be mixed.
+        Another source may push the same messages, but from another point on, so the two must not be mixed.
         """
         return path is not None and path.source is self
 
@@ -108,7 +109,7 @@ class MatcherPath:
 
 
 class MatcherPaths:
-    """The paths of matchers elsewhere, by node id. Of several that a matcher has, the newest is used."""
+    """The paths of matchers elsewhere, by node id; if a matcher has several, the newest is used."""
 
     def __init__(self) -> None:
         self._paths: dict[int, list[MatcherPath]] = {}
@@ -121,7 +122,7 @@ class MatcherPaths:
     def mark(self, source: PushSource, node: int, seq: int) -> bool:
         """Note how far a matcher is, by its mark on a source; return whether its clients have another path now.
 
-        A mark of :data:`NOTHING` withdraws the path: the matcher's pushes take another way from here on.
+        A mark of :data:`NOTHING` withdraws the path, since the matcher's pushes take another way from now on.
         """
         path = source.paths.get(node)
         if seq == NOTHING:
@@ -174,7 +175,7 @@ class ClientSession:
         """Selects what the client may read, if not everything: then it is fed from the log alone, which has the
         topics."""
         self.guest = guest
-        """Whether the id is only this connection's."""
+        """Whether the id is valid only for this connection."""
         self.after = after
         """Resume point for the first subscription; ``None`` once subscribed."""
         self.placed = True
@@ -184,16 +185,16 @@ class ClientSession:
         self.wants = False
         """Whether it has a subscription."""
         self.place: Cursor[FoundRows] = Cursor()
-        """Its cursor over the log; nowhere while the session is live or has no subscription."""
+        """The session's cursor over the log; nowhere while it is live or has no subscription."""
         self.last = 0
-        """The last sequence number that was sent, or passed over."""
+        """The last sequence number that was sent or skipped."""
         self.floor = 0
-        """The message after which a path may be relied on: its matcher has the client's subscription since."""
+        """The message after which a path is reliable, since its matcher has the client's subscription from there on."""
         self.path: MatcherPath | None = None
         self.sent = 0
         """Messages that were sent to the client."""
         self.pending = 0
-        """Changes of its subscriptions that are on their way to the log."""
+        """Number of changes of its subscriptions that are on their way to the log."""
         self.adding = PendingChanges()
         """What these changes may add."""
 
@@ -212,13 +213,13 @@ class ClientSession:
         return self.wants and self.cursor is None
 
     def begin(self, cursor: int) -> None:
-        """Want everything from ``cursor`` on."""
+        """Begin to feed the client everything from ``cursor`` on."""
         self.wants = True
         self.cursor = cursor
         self.last = cursor - 1
 
     def end(self) -> None:
-        """Want nothing more."""
+        """Stop feeding the client."""
         self.wants = False
         self.cursor = None
 
@@ -234,7 +235,7 @@ class ClientSession:
         return True
 
     def catch_on(self) -> bool:
-        """Go live if the path brings everything from the cursor on."""
+        """Become live if the path brings everything from the cursor on."""
         path = self.path
         if (
             self.reads is not None

@@ -1,13 +1,12 @@
-"""The connector: the SDK clients connected here, and what each is sent.
+"""The connector: the SDK clients that are connected here, and their subscriptions.
 
-What a client subscribes is an entry of the log (:mod:`headrace.hub.routing.subscriptions`); the connector writes the
-entries and obeys the state. It decides when a client that went away has been away for too long, which of two
-connections with one client id stays (the newer), and by which path each session is fed
-(:mod:`headrace.hub.routing.client_session`). Where another hub numbers messages, a session begins once it is known
-where the sequence was when its client came.
+A client's subscription is an entry of the log (:mod:`headrace.hub.routing.subscriptions`); the connector writes the
+entries and obeys the state. It decides when a client has been away for too long, which of two connections with one
+client id stays (the newer), and by which path each session is fed (:mod:`headrace.hub.routing.client_session`). If
+another hub numbers messages, a session begins once it is known where the sequence was when its client connected.
 
-:mod:`headrace.hub.routing.session_feed` decides what each is sent. Nothing here knows a socket, a thread or a clock:
-the owner reads the log for those who are behind (``read``), and ``now`` is an argument.
+:mod:`headrace.hub.routing.session_feed` decides what each client is sent. Nothing here knows a socket, a thread or a
+clock: the owner reads the log for sessions that are behind (``read``), and ``now`` is an argument.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from headrace.wire.sdk.predicate import Alternatives
 from headrace.wire.sdk.subscribe import MAX_ALTERNATIVES
 
 EXPIRED_A_TICK: Final = 1000
-"""Subscriptions that expire in one tick; the rest follow in the next."""
+"""Most subscriptions that expire in one tick; the rest follow in later ticks."""
 
 
 class Connector:
@@ -76,7 +75,7 @@ class Connector:
         self.relying = False
         """Whether clients rely on the marks of matchers elsewhere, and on the log where there are none."""
         self.stopping = False
-        """Set when the hub stops: nothing more is written to the log."""
+        """Whether the hub is stopping, so that nothing more is written to the log."""
         self._hub = hub
         self._subscriptions = subscriptions
         self._feeding = SessionFeed(hub, self.sessions, read, self._find_part)
@@ -105,9 +104,9 @@ class Connector:
         guest: bool = False,
         reads: ReadableRows | None = None,
     ) -> ClientSession:
-        """Begin the session of a client that has connected; a subscription it has goes on.
+        """Begin the session of a client that has connected, and continue its subscription if it has one.
 
-        One that may read part of the messages gets what ``reads`` selects.
+        A client that may read only some messages gets those that ``reads`` selects.
         """
         older = self.sessions.pop(client, None)
         session = ClientSession(client, outlet, after=after, guest=guest, reads=reads)
@@ -115,7 +114,7 @@ class Connector:
         if older is not None:
             self._forget(older)
             older.outlet.part("replaced", f"client {client.hex()} has connected again")
-        # A guest's id is new: nothing can have happened to it before.
+        # A guest's id is new, so nothing can have happened to it before.
         session.placed = guest or self._hub.sequencer is None
         self._away.pop(client, None)
         self._enter(session, self._hub.log.head + 1)
@@ -146,7 +145,7 @@ class Connector:
         # A fence begins where it is written to the log; that of a client that comes back goes on.
         wanted = start_fences(map(serialize_fields, alternatives), 0)
         if not session.pending and self._is_kept(session.client, name, wanted):
-            # Clients that reconnect subscribe again: nothing changes.
+            # Clients that reconnect subscribe again, which changes nothing.
             if not session.placed:
                 session.says[name] = wanted
                 self._head_query.ask(session)
@@ -171,11 +170,11 @@ class Connector:
         self._submit(session, self._change(session, {name: wanted}), adds, coming)
 
     def usage(self, session: ClientSession) -> Usage:
-        """What an account is charged for a client's subscriptions, or soon may be."""
+        """Return what an account is charged for a client's subscriptions, with pending changes."""
         return usage(self._subscriptions.get(session.client), session.adding)
 
     def more_usage(self, session: ClientSession, name: str, alternatives: Alternatives) -> Usage:
-        """How much more that would be if one of them had these alternatives."""
+        """Return how much more that would be if one subscription had these alternatives."""
         kept = self._subscriptions.get(session.client)
         adds = addition(kept, name, alternatives)
         known = (
@@ -192,11 +191,11 @@ class Connector:
         self._feeding.pushed(source, msg_id, payload, clients, relying=self.relying)
 
     def advance(self) -> None:
-        """Feed the sessions that are behind: the log has grown, or a path has come."""
+        """Feed the sessions that are behind, since the log has grown or there is a new path."""
         self._feeding.advance()
 
     def resume(self, session: ClientSession) -> None:
-        """Continue to feed a client that has taken some of what it was sent."""
+        """Continue to feed a client that has room again."""
         self._feeding.pump(session)
 
     def reroute(self, floor: int | None = None) -> None:
@@ -204,7 +203,7 @@ class Connector:
         for session in self.sessions.values():
             path = self.find_path(session.client)
             if path is not session.path:
-                # The state here cannot say yet which matcher has the client after that.
+                # The state here does not know yet which matcher has the client after that.
                 if session.fall_back(self._hub.log.head if floor is None else floor):
                     self._feeding.fell_behind(session)
                 session.path = path
@@ -239,14 +238,14 @@ class Connector:
         return kept is not None and kept.connector == self.id
 
     def _is_kept(self, client: bytes, name: str, wanted: list[Fields]) -> bool:
-        """Whether the state has just this subscription of the client, at this connector."""
+        """Return whether the state has exactly this subscription of the client, at this connector."""
         kept = self._subscriptions.get(client)
         if kept is None:
             return not wanted
         return kept.connector == self.id and start_fences(kept.alternatives(name), 0) == wanted
 
     def _change(self, session: ClientSession, named: Named) -> Batch:
-        """The log entry that replaces some of a client's subscriptions; fences begin with the next message."""
+        """Make the entry that replaces some of a client's subscriptions; fences begin with the next message."""
         head = self._hub.log.head
         begun = {name: start_fences(wanted, head) for name, wanted in named.items()}
         return change(session.client, self.id, begun)
@@ -268,7 +267,7 @@ class Connector:
             self._head_query.ask(session)
 
     def _placed(self, session: ClientSession, written: Batch) -> None:
-        """Begin a session: all that happened before its client came lies before the entry that was written."""
+        """Begin a session: everything before its client connected lies before the entry that was written."""
         client = session.client
         if session.placed or self.sessions.get(client) is not session:
             return
@@ -348,7 +347,7 @@ class Connector:
         self._feeding.fell_behind(session)
 
     def _resumed(self, after: int) -> int:
-        """The first number to send to a client that has everything up to ``after``."""
+        """Return the first number to send to a client that has everything up to ``after``."""
         log = self._hub.log
         oldest = max(log.first, log.head - self._replay + 1)
         if after + 1 < oldest:
@@ -363,12 +362,12 @@ class Connector:
 
 
 class _HeadQuery:
-    """Finds out where the sequence was when a client came, for a connector whose own log is a copy.
+    """Finds out where the sequence was when a client connected, for a connector whose own log is a copy.
 
-    A client may have got more than the copy has: matchers elsewhere push as soon as they know a message. And what the
-    copy says of the client may have changed. So a session begins only once an entry that was written for it is in the
-    copy: all that happened before the client came lies before that entry. What the client subscribes is such an entry;
-    for clients that only come back, the connector writes one sign of life (:func:`alive`) for all who came before.
+    A client may have more messages than the copy, since matchers elsewhere push a message as soon as they know it. And
+    the client's subscriptions in the copy may be outdated. So a session begins only once an entry that was written for
+    it is in the copy: everything before the client connected lies before that entry. A new subscription is such an
+    entry; for clients that only reconnect, the connector writes one sign of life (:func:`alive`) for all of them.
     """
 
     def __init__(self, hub: Hub, connector: bytes, found: Callable[[ClientSession, Batch], None]) -> None:
@@ -377,25 +376,25 @@ class _HeadQuery:
         self._found = found
         self._waiting: dict[ClientSession, None] = {}
         self._asked: dict[ClientSession, None] | None = None
-        """Sessions whose entry is under way; those that come later wait for the next."""
+        """Sessions whose entry is on its way; later sessions wait for the next one."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._asked or ())
 
     def ask(self, session: ClientSession) -> None:
-        """Report a place after all that has happened so far, once there is one."""
+        """Begin the session once there is an entry after everything that has happened so far."""
         if self._asked is None or session not in self._asked:
             self._waiting[session] = None
         self.go_on()
 
     def forget(self, session: ClientSession) -> None:
-        """Drop a session that has left, or knows its place."""
+        """Drop a session that has left or has begun."""
         self._waiting.pop(session, None)
         if self._asked is not None:
             self._asked.pop(session, None)
 
     def go_on(self) -> None:
-        """Write an entry for those who wait, unless one is under way."""
+        """Write an entry for the waiting sessions, unless one is on its way."""
         if self._waiting and self._asked is None:
             self._asked, self._waiting = self._waiting, {}
             self._hub.submit(alive(self._connector), self._answered)

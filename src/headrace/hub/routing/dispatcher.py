@@ -1,28 +1,28 @@
-"""The dispatcher: passes what matchers push to the connectors that have the clients.
+"""The dispatcher: passes the pushes of matchers to the connectors that have the clients.
 
-A push names clients and the connector of each. It is grouped by connector and goes, split where it is too long for one
-message, to the connector in this process, to a connector that this dispatcher has dialled, or to the dispatcher that
-says it has that connector. What another dispatcher passes on goes only to an own connector, so that nothing runs in
-circles; where it names no connector, as the original has it, it goes to each of them, and they skip clients they do not
-have. A push with nowhere to go is counted with its sequence number.
+A push names clients and the connector of each. The dispatcher groups it by connector, splits it if it is too long for
+one message, and sends it to the connector in this process, to a connector that it has dialled, or to the dispatcher
+that has the connector. A push from another dispatcher goes only to this dispatcher's own connectors, so that none runs
+in circles. If it names no connector, as in the original protocol, it goes to each of them, and they skip unknown
+clients. A push with nowhere to go is counted with its sequence number.
 
-**Marks.** A push to nobody says how far its matcher is: all up to its MsgId has been pushed, and all after the first
-such mark of a connection will be. Its MsgId has the matcher's node id. Marks go to connectors that said they rely on
-them. These have to know when the chain breaks, so a dispatcher that loses a matcher's connection, or has no room for a
-push, closes the connections that this concerns. Each new connection begins with every matcher's mark, which is never
-before anything that was already pushed. A matcher that marks by another connection than before has begun anew, and
-connectors that relied on the older connection must know that, too.
+**Marks.** A push to nobody is a mark, which says how far its matcher is: everything up to its MsgId has been pushed,
+and everything after the first mark of a connection will be. Its MsgId has the matcher's node id. Marks go to connectors
+that said they rely on them. Those have to know when the chain breaks, so a dispatcher that loses a matcher's
+connection, or has no room for a push, closes the connections concerned. Each new connection begins with every matcher's
+mark, which is never before anything that was already pushed. A matcher that marks by another connection than before has
+begun anew, and connectors that relied on the older connection must know that, too.
 
-A mark takes the way that pushes take, and no other: one that overtakes them would claim that they have come. So a
-dispatcher that passes a connector's messages to a peer marks by that peer, and when their way changes it withdraws the
-marks (:data:`NOTHING`); a mark after that begins anew. Connectors that rely on marks are passed only what is marked: an
+A mark must take the same way as the pushes: if it overtook them, it would claim that they had arrived. So a dispatcher
+that passes a connector's messages to a peer marks by that peer, and when their way changes it withdraws the marks
+(:data:`NOTHING`); a mark after that begins anew. Connectors that rely on marks get only marked pushes, since an
 unmarked push cannot be distinguished from those that another matcher's marks cover.
 
-A mark beyond what the sequence can have reached does not count. Connectors that got it would wait for the sequence to
-come there, perhaps for ever, and meanwhile feed their clients from the log. Nor may a push from there reach a connector
-that relies on marks, for its next mark could then be before something that was pushed. So a feeder that names such a
-number counts as lost for those connectors until it marks again. (To a dispatcher whose copy of the log is far behind,
-all feeders do this; when it has caught up, all begin anew.)
+A mark beyond what the sequence can have reached does not count. Connectors would wait until the sequence is there,
+perhaps for ever, and feed their clients from the log until then. Nor may a push from there reach a connector that
+relies on marks, for the next mark could then be before something that was pushed. So a feeder that names such a number
+counts as lost for those connectors until it marks again. (To a dispatcher whose copy of the log is far behind, all
+feeders seem to do this; when it has caught up, all begin anew.)
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LocalConnector(Protocol):
         """Note how far a matcher is."""
 
     def lost(self, source: PushSource) -> None:
-        """Rely no longer on a source whose connection is closed."""
+        """Stop relying on a source whose connection is closed."""
 
 
 class Feeder:
@@ -126,7 +126,7 @@ class Dispatcher:
         self._unvouched = counters.counter("unvouched", door="dispatcher")
 
     def push(self, feeder: Feeder, push: MatcherPush) -> None:
-        """Take a whole push of a matcher."""
+        """Handle a complete push of a matcher."""
         if not push.clients:
             if is_msg_id(push.msg_id):
                 self._mark(feeder, push.msg_id)
@@ -137,7 +137,7 @@ class Dispatcher:
                 self._to_peers(connector, push.msg_id, push.payload, clients, vouched)
 
     def forward(self, feeder: Feeder, push: DispatcherPush) -> None:
-        """Take a whole push of another dispatcher, for one own connector or, if it names none, for all of them."""
+        """Handle a complete push of another dispatcher, for one own connector or, if it names none, for all of them."""
         if not push.clients:
             if push.connector and is_msg_id(push.msg_id):
                 self._pass_mark(feeder, push.connector, push.msg_id)
@@ -154,7 +154,7 @@ class Dispatcher:
     def joined(self, connector: bytes, target: DispatchTarget, *, relying: bool) -> None:
         """Note a connector's id. Of two connections with one id, or two ids on one connection, the newer stays."""
         self._forget(target, but=connector)
-        # One less than a heartbeat can name, which also names the connector in this process.
+        # A heartbeat can name one more, which is the connector in this process.
         if connector not in self.connectors and len(self.connectors) >= MAX_CONNECTORS - 1:
             target.part("limit", f"a dispatcher has {MAX_CONNECTORS - 1} connectors at most")
             return
@@ -181,7 +181,7 @@ class Dispatcher:
         """Note which connectors another dispatcher has."""
         before = self.peers.get(peer)
         ids = frozenset(_ids(connectors))
-        # Connectors that rely on marks elsewhere are named, too, but their messages do not go that way.
+        # The peer also names connectors elsewhere that rely on marks, but their messages do not go that way.
         known = PeerConnectors(
             ids, ids.intersection(_ids(relying)), before.marked if before is not None else frozenset()
         )
@@ -189,9 +189,9 @@ class Dispatcher:
         self._mark_by_peers()
 
     def lost(self, feeder: Feeder) -> None:
-        """Break the connections to all that relied on a feeder whose connection is closed.
+        """Break the connections to everything that relied on a feeder whose connection is closed.
 
-        Connectors that do not rely on marks stay connected: they cannot make up for what they miss.
+        Connectors that do not rely on marks stay connected, since they could not make up for what they miss anyway.
         """
         if feeder not in self.feeders:
             return  # It never sent a mark, or was replaced.
@@ -204,9 +204,9 @@ class Dispatcher:
             target.part("broken", "a matcher's connection is lost")
 
     def heartbeat(self, timestamp: int) -> bytes:
-        """A heartbeat with the connectors that are here, and which of them rely on marks.
+        """Make a heartbeat with the connectors that are here, and which of them rely on marks.
 
-        A matcher marks if any connector relies on it: where none does here, one of another dispatcher is named.
+        A matcher marks if any connector relies on it. If none does here, the heartbeat names one of another dispatcher.
         """
         ids, relying = self._own(), sorted(self.relying)
         if self.local is not None and self.local.relying:
@@ -229,7 +229,7 @@ class Dispatcher:
             feeder.passed.pop(connector, None)
 
     def _nodes(self) -> list[int]:
-        """The node ids of the matchers that push here."""
+        """Return the node ids of the matchers that push here."""
         return [node for feeder in self.feeders for node in feeder.nodes]
 
     def _marks(self, feeder: Feeder) -> bool:
@@ -239,7 +239,7 @@ class Dispatcher:
         )
 
     def _reached(self, feeder: Feeder, message: bytes) -> bool:
-        """Note a MsgId's place; one that the sequence cannot have reached breaks what its feeder vouched for."""
+        """Note a MsgId's place; if the sequence cannot have reached it, its feeder counts as lost."""
         seq, _ = parse_msg_id(message)
         if seq <= (most := self.reach()):
             self._newest = max(self._newest, seq)
@@ -252,7 +252,7 @@ class Dispatcher:
         return False
 
     def _own(self) -> list[bytes]:
-        """The ids of the connectors here, that of this process first."""
+        """Return the ids of the connectors here, that of this process first."""
         return [*(() if self.local is None else (self.local.id,)), *sorted(self.connectors)]
 
     def _is_own(self, connector: bytes) -> bool:
@@ -287,7 +287,7 @@ class Dispatcher:
                     self.lost(older)
                     older.nodes.clear()
                     older.passed.clear()
-            # What came for this matcher by another feeder is not pushed again.
+            # Pushes of this matcher by another feeder are not repeated.
             message = msg_id(self._newest, node)
             feeder.nodes.add(node)
         self.feeders[feeder] = None

@@ -1,7 +1,7 @@
 """This process's own matcher: the index of its share of the subscriptions, and its pushes to others.
 
-Its owner says which subscriptions those are (``wanted``): all that are at the process's own connector and, where there
-are connectors elsewhere, the share that the ring gives to this matcher. For clients elsewhere it makes one push a
+Its owner decides which subscriptions those are (``wanted``): all at the process's own connector and, if there are
+connectors elsewhere, the share that the ring gives to this matcher. For clients elsewhere it makes one push per
 message, and a mark after each batch.
 """
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from headrace.matching.tracks import Read
 
 NO_CAP: Final = 1 << 40
-"""No limits here: all that the log's state holds is matched. The doors refuse excess before it gets into the log."""
+"""No limit: everything in the log's state is matched, since the doors refuse excess before it gets into the log."""
 
 STEP: Final = 1000
-"""Subscriptions judged in one step of sorting out."""
+"""Number of subscriptions that are judged in one step of sorting out."""
 
 _ROUTE: Final = np.dtype([("part", f"V{CLIENT_ID_BYTES}"), ("connector", f"S{NODE_ID_BYTES}")])
 """Where a push goes: a part, and the connector of its client."""
@@ -77,9 +77,9 @@ class LocalMatcher:
         return len(self.matcher)
 
     def pieces(self, batch: Batch, *, record: bool = True) -> Iterator[tuple[Batch, Matches]]:
-        """The clients of each message of a batch, some messages at a time; for any thread.
+        """Yield the clients of each message of a batch, some messages at a time; for any thread.
 
-        Fences take no notice of messages that are not to be ``record``-ed: those that are not in the log.
+        Fences ignore messages that are not to be ``record``-ed, since those are not in the log.
         """
         for begin, matches in self.matcher.pieces(batch, record=record):
             yield batch.slice(begin, begin + len(matches)), matches
@@ -89,16 +89,16 @@ class LocalMatcher:
         return merge_owners(matches)
 
     def pushes(self, batch: Batch, matches: Matches, *, without: bytes | None) -> Iterator[MatcherPush]:
-        """The pushes of a matched batch, in order; clients of the connector ``without`` are left out.
+        """Return the pushes of a matched batch, in order; clients of the connector ``without`` are left out.
 
-        A push names parts, of which the connector knows the clients.
+        A push names parts; the connector knows their clients.
         """
         return (push for _, push in self.shares(batch, matches, 1, without=without))
 
     def shares(
         self, batch: Batch, matches: Matches, shares: int, *, without: bytes | None
     ) -> Iterator[tuple[int, MatcherPush]]:
-        """The same, each push divided by shares of the clients: all subscriptions of a client are in one share."""
+        """Return the same, with each push divided by shares of the clients; a client is in one share."""
         if not len(matches.clients):
             return
         clients, numbers = number_owners(matches)
@@ -129,7 +129,7 @@ class LocalMatcher:
             yield number, MatcherPush(msg_id(batch.first + row, nodes[row]), batch.run[row], data[begin:end])
 
     def rows(self, client: bytes, batch: Batch) -> Rows:
-        """The places of the messages in a batch that are for one client; for any thread."""
+        """Return the places of a batch's messages that are for one client; for any thread."""
         kept = self._subscriptions.get(client)
         parts = {} if kept is None else kept.parts(client)
         matches = self.matcher.match_some(parts, batch)
@@ -139,7 +139,7 @@ class LocalMatcher:
         return found
 
     def sort_out(self) -> Iterator[None]:
-        """Judge anew which subscriptions are wanted, some at each step, after what ``wanted`` goes by has changed."""
+        """Judge again which subscriptions are wanted, some at each step, after the basis of ``wanted`` has changed."""
         for place, client in enumerate(list(self._subscriptions.clients())):
             subscription = self._subscriptions.get(client)
             if subscription is None:
@@ -181,12 +181,12 @@ def add_row(rows: Rows, row: int, *labels: Label) -> None:
 
 
 def mark(seq: int, node: int) -> MatcherPush:
-    """A push to nobody: the matcher with this node id has pushed everything up to ``seq``."""
+    """Make a mark: a push to nobody; the matcher with this node id has pushed everything up to ``seq``."""
     return MatcherPush(msg_id(seq, node))
 
 
 def _nodes(batch: Batch) -> list[int]:
-    """The node that numbered each message."""
+    """Return the node that numbered each message."""
     if batch.columns is not None and "node" in batch.columns.schema.names:
         nodes: list[int] = batch.columns.column("node").to_pylist()
         return nodes

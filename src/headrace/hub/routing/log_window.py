@@ -1,7 +1,7 @@
-"""The messages before those in hand, for fences: what can be read of them.
+"""Earlier messages for fences, as far as they can be read from the log.
 
-Whatever cannot be read is counted and left out. A fence then takes the next sighting of a key that was there for its
-first one; without that, nothing at all could be matched for as long as the window has the damage in it.
+Messages that cannot be read are counted and left out. A fence then takes the next sighting of a key for its first one;
+otherwise nothing could be matched for as long as the damage is within the window.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LogWindow:
 
 
 def _unreadable(error: StorageError, first: int, last: int) -> tuple[int, int]:
-    """Which of the messages that were to be read an error is about."""
+    """Return which of the messages to be read an error is about."""
     if isinstance(error, DamagedError | ArchiveError) and first <= error.first <= last:
         first = error.first
     if isinstance(error, DamagedError | ArchiveError) and error.last is not None:

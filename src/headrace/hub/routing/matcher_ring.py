@@ -4,11 +4,11 @@ A matcher that pushes to connectors elsewhere is on the ring. It joins and leave
 ``matcher/NAME``: ``{"start": HEX}`` or ``{}``. So every process changes its ring at the same point in the sequence, and
 at each message exactly one matcher has each client. A hub that serves only its own connector writes no such entry.
 
-**Silence.** A matcher hears those that it dials, by name. One that it has heard, and hears no more, is gone after
-``patience`` seconds. One that it has never heard may have died before this process began, which looks the same as one
-that others dial and this one does not. So a name on the ring that stays unheard is given as long, and then goes off the
-ring, **once**, and only while some of those that are dialled have not said who they are: it may be one of them. A
-matcher that is alive after all finds itself off the ring, joins again, and is left alone.
+**Silence.** A matcher hears the matchers that it dials, by name. A matcher that was heard and then falls silent is gone
+after ``patience`` seconds. A matcher that was never heard may have died before this process began, or may be one that
+only others dial; the two look the same. So a name on the ring that stays unheard for as long is taken off **once**, and
+only while some of the dialled matchers have not given their names, since it may be one of them. If the matcher is alive
+after all, it finds itself off the ring, joins again, and is left alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headrace.message import Batch, node_id
 PART: Final = "matcher"
 
 MAX_MATCHERS: Final = 1024
-"""Most matchers on the ring. This is not a setting: the state would then depend on more than the log."""
+"""Most matchers on the ring. This is not a setting, since the state must depend on the log alone."""
 
 MAX_SPARED: Final = MAX_MATCHERS
-"""Names that were taken off unheard, and are not again; of more, the oldest are forgotten."""
+"""Most remembered names that were taken off unheard, and are not taken off again; the oldest are forgotten first."""
 
 FLEET: Final = "fleet"
-"""The matchers in Spark are one matcher to all others, of this name; it is on no ring, as it has all clients."""
+"""The name of the matchers in Spark, which count as one matcher; it is on no ring, since it has all clients."""
 
 logger = logging.getLogger("headrace")
 
@@ -64,7 +64,7 @@ class MatcherRing:
         self.changed(seq)
 
     def dump(self) -> bytes:
-        """The ring as a snapshot's section."""
+        """Return the ring as a snapshot's section."""
         return msgspec.msgpack.encode(dict(self.ring.starts))
 
     def load(self, section: bytes) -> None:
@@ -75,12 +75,12 @@ class MatcherRing:
         self.changed(0)
 
     def owner(self, client: bytes) -> int | None:
-        """The node id of the matcher that has a client; ``None`` if the ring is empty."""
+        """Return the node id of the matcher that has a client; ``None`` if the ring is empty."""
         return node_id(self.ring.owner(client)) if len(self.ring) else None
 
 
 class SilentMatchers:
-    """What one matcher has heard of the others; ``me`` is its own name."""
+    """What one matcher has heard from the others; ``me`` is its own name."""
 
     def __init__(self, me: str, patience: float) -> None:
         self._me = me
@@ -100,7 +100,7 @@ class SilentMatchers:
         self._unheard.pop(name, None)
 
     def gone(self, ring: Iterable[str], now: float, *, all_here: bool) -> list[str]:
-        """The names to take off the ring now; ``all_here``: all that are dialled have said who they are."""
+        """Return the names to take off the ring now; ``all_here`` says that all dialled matchers gave their names."""
         on_ring = set(ring)
         late = [name for name, heard in self._heard.items() if now - heard >= self._patience]
         for name in late:
@@ -131,12 +131,12 @@ class SilentMatchers:
 
 
 def join(name: str, start: bytes) -> Batch:
-    """The log entry that puts a matcher on the ring."""
+    """Make the log entry that puts a matcher on the ring."""
     return entry(PART, name, msgspec.json.encode(_Order(start.hex())))
 
 
 def leave(name: str) -> Batch:
-    """The log entry that takes a matcher off the ring."""
+    """Make the log entry that takes a matcher off the ring."""
     return entry(PART, name, msgspec.json.encode(_Order()))
 
 

@@ -1,4 +1,4 @@
-"""What subscriptions cost, and what changes on their way to the log may add to it.
+"""The costs of subscriptions, and what pending changes may add to them.
 
 A limit is checked before a change is written and holds once it is in the state; until then it counts as pending.
 """
@@ -45,7 +45,7 @@ class PendingChanges:
         self.tracks.update(adds.tracks)
 
     def end(self, adds: Addition) -> None:
-        """Count a change no longer: the state has it, or never will."""
+        """Stop counting a change that the state has or never will have."""
         self.parts -= adds.parts
         self.weight -= adds.weight
         self.tracks -= Counter(adds.tracks)
@@ -63,7 +63,7 @@ NOTHING_USED: Final = Usage(0, 0)
 
 
 def usage(kept: Subscription | None, pending: PendingChanges) -> Usage:
-    """The cost of a client's subscriptions, with the changes under way."""
+    """Return the cost of a client's subscriptions, with pending changes."""
     if kept is None:
         return Usage(pending.parts + pending.weight, len(pending.tracks))
     tracks = pending.tracks.keys() | kept.tracks().keys()
@@ -71,7 +71,7 @@ def usage(kept: Subscription | None, pending: PendingChanges) -> Usage:
 
 
 def addition(kept: Subscription | None, name: str, alternatives: Alternatives) -> Addition:
-    """How much the cost of a client's subscriptions grows if this one is replaced; 0 if it shrinks."""
+    """Return by how much the cost of a client's subscriptions grows if this one is replaced; 0 if it shrinks."""
     before = [] if kept is None else kept.alternatives(name)
     tracks = frozenset(fence.track(x) for x, fence in filter(None, map(fence_of, alternatives)))
     return Addition(

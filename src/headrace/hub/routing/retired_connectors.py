@@ -1,9 +1,9 @@
-"""Connectors that are gone for good: their clients' subscriptions expire, as those of absent clients do.
+"""Expires the subscriptions of connectors that are gone for good.
 
-A connector expires its own clients' subscriptions; one that never comes back cannot. So a connector that has
-subscriptions and is not in the hub that numbers messages writes a sign of life to the log now and then
-(``subscription/``: ``{"connector": ID}``); and the hub that numbers messages expires what is at connectors it has not
-heard of, by that or by any other entry, for as long as subscriptions are kept.
+A connector expires its own clients' subscriptions, but a connector that never comes back cannot. So a connector with
+subscriptions that is not in the hub that numbers messages writes a sign of life to the log now and then
+(``subscription/``: ``{"connector": ID}``). The hub that numbers messages expires the subscriptions of connectors that
+have written no entry for as long as subscriptions are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.hub.routing.subscriptions import (
 from headrace.hub.sequence import Hub
 
 SIGNS: Final = 3
-"""Signs of life within the time that subscriptions are kept."""
+"""Number of signs of life within the time for which subscriptions are kept."""
 
 LEAST_SECONDS: Final = 1.0
 """Shortest time between signs of life, so that they do not fill the log."""
@@ -72,7 +72,7 @@ class RetiredConnectors:
         amount = min(len(gone), EXPIRED_A_TICK)
         self._hub.counters.add("subscriptions_expired", amount)
         name, seconds = connector.decode(), self._keep_seconds
-        detail = f"not heard of for {seconds:g} s: {amount} of its subscriptions are given up"
+        detail = f"not heard from for {seconds:g} s: {amount} of its subscriptions are removed"
         self._hub.counters.refuse("connector", "retired", name, detail)
 
     def _follow(self, change: SubscriptionChange) -> None:

@@ -1,10 +1,10 @@
-"""Content routing in one process: which of its roles are here, and how they hand each other batches.
+"""Content routing in one process: which of its roles are here, and how they pass batches to each other.
 
-What the matcher here finds for clients of this process's own connector is pushed to them in memory. What is for clients
-elsewhere, and this matcher's to match by the ring, goes to the dispatcher in this process, or to one that is dialled. A
-connector without a matcher beside it relies on the matchers whose pushes reach its router door, and on the log where
-they do not. Where Spark matches, no process does, and every connector relies on the fleet in the same way: it is one
-matcher, whose pushes come by many connections and whose marks by one.
+Matches for clients of this process's own connector are pushed to them in memory. Matches for clients elsewhere, which
+the ring gives to this matcher, go to the dispatcher in this process or to a dialled one. A connector without a matcher
+in its process relies on the matchers whose pushes reach its router door, and otherwise on the log. If Spark matches, no
+process does, and every connector relies on the fleet in the same way: it counts as one matcher, whose pushes come by
+many connections and whose marks come by one.
 
 The rules are here; threads, timers and sockets are the driver's (:mod:`headrace.net.routing.roles`).
 """
@@ -71,12 +71,12 @@ class RoutingRules:
         self.subscriptions = subscriptions
         self.ring = ring
         self.fleet = PushSource()
-        """The fleet in Spark, which is one source by whichever connection it pushes."""
+        """The fleet in Spark, which is one source even though it pushes by many connections."""
         self.connector: Connector | None = None
         self.dispatcher: Dispatcher | None = None
         self.dispatcher_link: DispatcherLink | None = None
         self.after: Callable[[int, Callable[[], None]], None] = lambda _seq, act: act()
-        """Calls back once all up to a message, and nothing after it, is matched."""
+        """Calls back once everything up to a message, and nothing after it, is matched."""
         self._name = role_name(settings)
         self._hub = hub
         self._read_log = read
@@ -148,11 +148,11 @@ class RoutingRules:
         self.begin_sorting()
 
     def begin_sorting(self) -> None:
-        """Judge anew which subscriptions are matched here, by :meth:`sort_step`."""
+        """Begin to judge again which subscriptions are matched here, by :meth:`sort_step`."""
         self._sorting = self.matching.sort_out()
 
     def sort_step(self) -> bool:
-        """Judge some subscriptions anew; whether there are more."""
+        """Judge some subscriptions again; return whether there are more."""
         if self._sorting is None:
             return False
         if next(self._sorting, self) is not self:
@@ -179,7 +179,7 @@ class RoutingRules:
         )
 
     def matched(self, batch: Batch, matches: Matches | None) -> None:
-        """Hand on what the matcher here found, or that a batch is for nobody."""
+        """Pass on the matches of a batch; there may be none."""
         if self.connector is not None and matches is not None:
             self.connector.deliver(batch, matches)
         self._source.seen = self.own_path.upto = batch.last
@@ -207,7 +207,7 @@ class RoutingRules:
             own.push(self._feeder, mark(self.own_path.upto, self.node))
 
     def facts(self) -> dict[str, int]:
-        """How many subscriptions there are, how many of them are matched here, and what memory their index takes."""
+        """Return the numbers of subscriptions and of those matched here, and the memory of their index."""
         memory = self.matching.matcher.memory()
         facts = {
             "subscriptions": len(self.subscriptions),
@@ -220,7 +220,7 @@ class RoutingRules:
         return facts
 
     def stop(self) -> None:
-        """Leave the ring: others take this matcher's share."""
+        """Leave the ring, so that others take this matcher's share."""
         self._stopping = True
         if self.connector is not None:
             self.connector.stopping = True
@@ -248,14 +248,14 @@ class RoutingRules:
             self.connector.reroute()
 
     def lost(self, source: PushSource) -> None:
-        """Rely no longer on a source whose connection is closed."""
+        """Stop relying on a source whose connection is closed."""
         if self.relying and self._paths.lose(source) and self.connector is not None:
             self.connector.reroute()
 
     # The rest is between the parts.
 
     def _is_ahead(self, source: PushSource, seq: int) -> bool:
-        """Whether a source names a place that the sequence cannot have reached: then it is not relied on."""
+        """Return whether a source names a place that the sequence cannot have reached; it is not relied on then."""
         # The hub that numbers messages, or matches them, knows them before anybody else can push them.
         follows = self.relying and self._hub.sequencer is not None
         most = self._hub.log.head + (MAX_LEAD if follows else 0)
@@ -267,7 +267,7 @@ class RoutingRules:
         return True
 
     def _reach(self) -> int:
-        """The highest sequence number that may have been pushed by now, as far as the log here tells."""
+        """Return the highest sequence number that may have been pushed by now, judging by the log here."""
         return self._hub.log.tail + (MAX_LEAD if self._hub.sequencer is not None else 0)
 
     def _find_path(self, client: bytes) -> MatcherPath | None:
@@ -284,7 +284,7 @@ class RoutingRules:
         self._joining = False
 
     def _ring_changed(self, seq: int) -> None:
-        """After message ``seq``, clients have other matchers."""
+        """Note that clients have other matchers after message ``seq``."""
         if self._pushes:
             self.after(seq, self.begin_sorting)
         if self.connector is not None:
@@ -298,9 +298,9 @@ class RoutingRules:
 
 
 def role_name(settings: Settings) -> str:
-    """The name of a process among the roles: its node's name.
+    """Return the name of a process among the roles: its node's name.
 
-    A frontend that was given none has its machine's, as the hub above it may have: its data directory tells them apart.
+    An unnamed frontend has its machine's name, perhaps like its upstream hub; its data directory tells them apart.
     """
     node = settings.node
     if not node.upstream or settings.source("node.name") != "default":
@@ -309,7 +309,7 @@ def role_name(settings: Settings) -> str:
 
 
 def connector_id(name: str) -> bytes:
-    """The 8-byte ASCII id of a node in the attribute protocol, made from its name.
+    """Return the 8-byte ASCII id of a node in the attribute protocol, made from its name.
 
     >>> connector_id("Ivan")
     b'ebec404b'

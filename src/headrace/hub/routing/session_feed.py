@@ -1,8 +1,8 @@
-"""How the sessions of a connector are fed: live, as their path brings it, or from the log until they can be.
+"""Feeds the sessions of a connector: live by their paths, or from the log until that is possible.
 
 The rules of :mod:`headrace.hub.routing.client_session` are applied here to all sessions. A message is encoded once for
-all of them. For a session that is behind, the owner's ``read`` looks through some of the log at a time, and only while
-its client has room.
+all of them. For a session that is behind, the owner's ``read`` searches some of the log at a time, and only while its
+client has room.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Read: TypeAlias = Callable[[bytes, int, int, Then], None]
 
 
 FEW: Final = 32
-"""Matches of a batch that are delivered one by one: sooner than arrays of them are made."""
+"""Most matches of a batch that are delivered one by one, which is then quicker than making arrays."""
 
 CACHE_BYTES: Final = 1 << 20
 """Bytes of the newest messages' pushes that are kept encoded."""
 
 _FRAME_OVERHEAD: Final = 128
-"""Bytes that a push takes besides its payload: its head, and the objects around it."""
+"""Bytes that a push takes in addition to its payload, for its head and the objects around it."""
 
 
 class PushFrames(NamedTuple):
@@ -81,11 +81,11 @@ class SessionFeed:
         return len(self._behind)
 
     def fell_behind(self, session: ClientSession) -> None:
-        """Feed a session that has got a cursor from the log, from the next :meth:`advance` or :meth:`pump` on."""
+        """Feed a session with a cursor from the log, beginning with the next :meth:`advance` or :meth:`pump`."""
         self._behind[session] = None
 
     def forget(self, session: ClientSession) -> None:
-        """Feed a session no longer."""
+        """Stop feeding a session."""
         self._behind.pop(session, None)
 
     def deliver(self, batch: Batch, matches: Matches | None) -> None:
@@ -127,14 +127,14 @@ class SessionFeed:
                 self._repeats.value += 1
                 continue
             if session.reads is not None:
-                # Only the log says what the message is about.
+                # Only the log has the message's topic.
                 if seq is None:
                     detail = "the client may read part of the topics"
                     self._hub.counters.report_foreign("undeliverable", msg_id, detail, door="sdk")
                 continue
             fed = session.live and source.vouches_for(session.path)
             if seq is not None and (session.wants or relying) and not fed:
-                continue  # Its own path or the log brings it, if the client wants it.
+                continue  # The client gets it by its own path or from the log, if it wants it.
             if frame is None:
                 frame = self._encode(seq, payload, msg_id)
                 if frame is None:
@@ -150,7 +150,7 @@ class SessionFeed:
                 self._hub.counters.report_foreign("undeliverable", msg_id, "a client is full", door="sdk")
 
     def advance(self) -> None:
-        """Feed the sessions that are behind: the log has grown, or a path has come."""
+        """Feed the sessions that are behind, since the log has grown or there is a new path."""
         for session in tuple(self._behind):
             self.pump(session)
 
@@ -181,7 +181,7 @@ class SessionFeed:
         return True
 
     def _concerned(self, matches: Matches) -> dict[ClientSession, Rows]:
-        """What in the batch is for each live session."""
+        """Return which messages of the batch are for each live session."""
         found: dict[ClientSession, Rows] = {}
         ids = matches.clients.tobytes()
         for row, (begin, end) in enumerate(pairwise((matches.offsets * CLIENT_ID_BYTES).tolist())):
@@ -287,5 +287,5 @@ def _labelled(frame: bytes, labels: tuple[Label, ...]) -> bytes:
 
 
 def _fresh(session: ClientSession, batch: Batch, rows: Rows) -> Rows:
-    """What the session has not been sent."""
+    """Return the messages that the session has not been sent."""
     return {row: labels for row, labels in rows.items() if batch.first + row > session.last}

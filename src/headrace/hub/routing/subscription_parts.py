@@ -1,8 +1,8 @@
 """A client's subscriptions as values: their parts, each with an id for the matcher and a label for the client.
 
-**Parts.** To a matcher every alternative is a subscription of its own, which it knows by 12 bytes, like a client. The
-only alternative of an unnamed subscription is known by the client's id, as in the document; any other by a hash of the
-client, the name and the alternative's place. Whoever has the state knows from it which client a part belongs to.
+**Parts.** For a matcher, every alternative is a subscription of its own, which is identified by 12 bytes, like a
+client. The only alternative of an unnamed subscription has the client's id, as in the protocol document; any other has
+a hash of the client, the name and the alternative's place. The state tells which client a part belongs to.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Named: TypeAlias = dict[str, list[Fields]]
 
 FENCE: Final = b"fence"
 POLYGON: Final = b"polygon"
-"""Names in the JSON of such predicates: most predicates have neither, and need not be parsed."""
+"""Names in the JSON of predicates with polygons; most predicates have neither, and need not be parsed."""
 
 
 class Label(NamedTuple):
-    """What a client is told of a part that a message satisfies."""
+    """What a client learns about a part that a message satisfies."""
 
     name: str = ""
     """The subscription's name."""
@@ -83,7 +83,7 @@ class Subscription(NamedTuple):
     part_count: int = 1
     """The number of parts."""
     weight: int = 0
-    """What its predicates cost beside that: the vertices of polygons."""
+    """The additional cost of its predicates: the vertices of polygons."""
 
     @property
     def by_name(self) -> dict[str, bytes]:

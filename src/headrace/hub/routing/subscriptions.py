@@ -5,9 +5,9 @@ the same subscriptions, and each change has one place in the sequence: it counts
 the document's one subscription, whose name is empty, and named ones. Each is a list of alternatives; a message
 satisfies it when it satisfies all fields of one of them. The entries:
 
-- ``subscription/CLIENT``: ``{"connector": ID, "fields": {NAME: FIELD, …}}``: the client, at this connector, wants what
-  satisfies all of these fields (each the JSON that the client sent) instead of what its unnamed subscription asked for;
-  no fields at all withdraw that;
+- ``subscription/CLIENT``: ``{"connector": ID, "fields": {NAME: FIELD, …}}``: the client, at this connector, replaces
+  its unnamed subscription by one for messages that satisfy all of these fields (each the JSON that the client sent);
+  without fields it is withdrawn;
 - ``{"connector": ID, "named": {SUBSCRIPTION: [{NAME: FIELD, …}, …], …}}``: the same for each of these subscriptions and
   its alternatives; none withdraw one;
 - ``{"connector": ID, "named": …, "only": true}``: the client has these subscriptions and no others;
@@ -60,10 +60,10 @@ PART: Final = "subscription"
 
 MAX_ROWS: Final = 1024
 MAX_TABLE_BYTES: Final = 1 << 20
-"""Bytes of one piece of the table, at most: some milliseconds' work, and well within a message of the link."""
+"""Most bytes of one piece of the table: some milliseconds' work, and well within a message of the link."""
 
 MAX_PARTS: Final = 1024
-"""Alternatives of all subscriptions of one client. This is no setting: the state would depend on more than the log."""
+"""Most alternatives of a client's subscriptions. This is not a setting: the state must depend on the log alone."""
 
 logger = logging.getLogger("headrace")
 
@@ -124,7 +124,7 @@ class Subscriptions(LargePart):
         return self._parts.get(part) or self._plain_fences.get(part) or (part, UNNAMED)
 
     def apply(self, name: str, payload: bytes, seq: int, op: int) -> None:
-        """Follow a ``subscription`` entry; one that makes no sense is passed over."""
+        """Follow a ``subscription`` entry; skip an invalid one."""
         try:
             client = parse_client_id(name) if name else b""
             order = msgspec.json.decode(payload, type=_Order)
@@ -198,7 +198,7 @@ class Subscriptions(LargePart):
     def _subscription(
         self, connector: bytes, seq: int, op: int, named: dict[str, bytes], count: int, vertices: int
     ) -> Subscription:
-        # The usual one takes least.
+        # The usual form takes the least memory.
         packed = named[""][1:-1] if count == 1 and "" in named else named
         return Subscription(self._same(connector), seq, op, packed, count, vertices)
 
@@ -237,7 +237,7 @@ class Subscriptions(LargePart):
         return (part != client and part in self._kept) or self._parts.get(part, (client,))[0] != client
 
     def _same(self, connector: bytes) -> bytes:
-        """One object for each id, however many clients it has."""
+        """Return one shared object for each connector's id."""
         return self._ids.setdefault(connector, connector)
 
 
@@ -285,12 +285,12 @@ def _table(subscriptions: Sequence[tuple[bytes, Subscription]]) -> pa.RecordBatc
 
 
 def subscribe(client: bytes, connector: bytes, fields: Fields) -> Batch:
-    """The log entry that replaces a client's unnamed subscription; without fields, withdraws it."""
+    """Make the log entry that replaces a client's unnamed subscription or, without fields, withdraws it."""
     return _entry(client, _Order(connector.decode(), fields))
 
 
 def change(client: bytes, connector: bytes, named: Named) -> Batch:
-    """The log entry that replaces some of a client's subscriptions; one without alternatives is withdrawn."""
+    """Make the log entry that replaces some of a client's subscriptions; one without alternatives is withdrawn."""
     match named:
         case {"": ([] | [_]) as unnamed, **others} if not others:
             return subscribe(client, connector, unnamed[0] if unnamed else {})
@@ -299,22 +299,22 @@ def change(client: bytes, connector: bytes, named: Named) -> Batch:
 
 
 def replace(client: bytes, connector: bytes, named: Named) -> Batch:
-    """The log entry that replaces all of a client's subscriptions."""
+    """Make the log entry that replaces all of a client's subscriptions."""
     return _entry(client, _Order(connector.decode(), named=named, only=True))
 
 
 def move(client: bytes, connector: bytes) -> Batch:
-    """The log entry of a client that is at another connector now."""
+    """Make the log entry of a client that is at another connector now."""
     return _entry(client, _Order(connector.decode()))
 
 
 def expire(client: bytes, op: int) -> Batch:
-    """The log entry that withdraws a client's subscriptions unless they have changed since the entry at ``op``."""
+    """Make the log entry that withdraws a client's subscriptions unless they changed after the entry at ``op``."""
     return _entry(client, _Order(expired=op))
 
 
 def alive(connector: bytes) -> Batch:
-    """The log entry that is a connector's sign of life."""
+    """Make the log entry that is a connector's sign of life."""
     return entry(PART, "", msgspec.json.encode(_Order(connector.decode())))
 
 

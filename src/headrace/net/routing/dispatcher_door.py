@@ -53,7 +53,7 @@ class DispatcherStream(JoiningStream[DispatcherDoor]):
         self._feeder = door.routing.feeder()
 
     def take(self, frame: DispatcherMessage) -> None:
-        """Pass on what is pushed."""
+        """Pass on a push."""
         match frame:
             case MatcherPush():
                 matched = self.join(frame)
@@ -67,7 +67,7 @@ class DispatcherStream(JoiningStream[DispatcherDoor]):
                 self.send(self.door.dispatcher.heartbeat(int(time())))
 
     def closed(self) -> None:
-        """Vouch no longer for what this matcher pushed."""
+        """Stop vouching for the pushes of this matcher."""
         self.door.dispatcher.lost(self._feeder)
 
 
@@ -104,7 +104,7 @@ class ConnectorLink(_Target):
     """A connection to a connector's router door."""
 
     def opened(self) -> None:
-        """Say who we are; a connector that the settings name is served without an answer."""
+        """Introduce this dispatcher; a connector that the settings name is served without an answer."""
         self.send(serialize(Handshake(self.door.node)))
         if self.connector:
             self._join(self.connector, relying=False)
@@ -114,7 +114,7 @@ class ConnectorLink(_Target):
         return serialize(Heartbeat(int(time())))
 
     def take(self, frame: ConnectorMessage) -> None:
-        """Take the connector's answers."""
+        """Handle the connector's answers."""
         self.useful = True
         if isinstance(frame, Handshake):
             self._join(frame.node, relying=frame.relying)

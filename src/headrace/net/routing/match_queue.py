@@ -1,8 +1,9 @@
-"""The match queue: committed batches in, in order; the clients of each message out.
+"""The match queue: takes committed batches in order, and finds the clients of each message.
 
-The queue has a cursor, like any other reader. What is committed waits for it in a cache, up to :data:`MAX_WAITING`;
-past that it reads the log instead. A few messages are matched on the event loop, in the turn they were committed in;
-many are matched in a thread, some at a time, so that nothing else waits. The index is rebuilt in a thread, too.
+The queue has a cursor, like any other reader. Committed batches wait for it in a cache, up to :data:`MAX_WAITING`;
+above that it reads the log instead. A few messages are matched on the event loop, in the turn in which they were
+committed. Many are matched in a thread, some at a time, so that nothing else waits. The index is rebuilt in a thread,
+too.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from headrace.net.server.log.feed import LogFeed
 from headrace.net.server.machine.reader_threads import ReaderThreads
 
 FEW: Final = 64
-"""Messages that are matched on the event loop: less work than going to another thread and back."""
+"""Most messages that are matched on the event loop, which is quicker than going to another thread and back."""
 
 SLICE: Final = 1024
-"""Messages that are taken up at a time."""
+"""Most messages that are matched at a time."""
 
 MAX_WAITING: Final = 32 << 20
-"""Payload bytes that wait in memory to be matched."""
+"""Most payload bytes that wait in memory to be matched."""
 
 READ_BYTES: Final = 1 << 20
 
@@ -98,7 +99,7 @@ class MatchQueue:
         if not (batches or busy):
             return
         if not (busy or len(self._matching)):
-            # Nobody wants anything, as on a hub that routes nothing: no batch need be looked at.
+            # There are no subscriptions, as on a hub that routes nothing: no batch need be looked at.
             newest = batches[-1]
             if batches[0].first == self.next and not (self._stopped or self.blocked()):
                 self._cursor.next = self.next = newest.last + 1
@@ -110,7 +111,7 @@ class MatchQueue:
             self.go_on()
 
     def stop(self) -> None:
-        """Match nothing more; the log has the rest."""
+        """Stop matching; the log has the rest."""
         self._stopped = True
         self._cursor.close()
 
@@ -119,7 +120,7 @@ class MatchQueue:
         self._barriers.append((seq, act))
 
     def go_on(self) -> None:
-        """Match some of what waits, and the rest when others have had their turn."""
+        """Match some of the waiting messages, and the rest after others had their turn."""
         self._due = False
         if self._stopped:
             return
@@ -161,12 +162,12 @@ class MatchQueue:
         return True
 
     def read_failed(self, lost: Lost, error: HeadraceError) -> None:
-        """Count what cannot be read and go on with what comes next: nobody else gets it either."""
+        """Count messages that cannot be read and continue after them, since nobody else gets them either."""
         self._hub.counters.report("unmatched", lost.first, lost.last, str(error))
         self.next = lost.last + 1
 
     def pump(self) -> None:
-        """Go on: a read has come in."""
+        """Continue, since a read has ended."""
         self.go_on()
 
     def tick(self) -> None:
@@ -203,7 +204,7 @@ class MatchQueue:
         matching.add_done_callback(lambda done: self._came(batch, pieces, done))
 
     def _cannot(self, batch: Batch, error: BaseException) -> None:
-        """Give up the rest of a batch: later messages must not wait for ever."""
+        """Give up the rest of a batch, since later messages must not wait for ever."""
         detail = f"the matcher failed ({type(error).__name__}: {error})"
         self._hub.counters.report("unmatched", self.next, batch.last, detail)
         logger.error("messages %d to %d could not be matched", self.next, batch.last, exc_info=error)

@@ -1,9 +1,9 @@
 """A matcher's connection to a dispatcher: pushes for clients elsewhere.
 
 The first of ``matching.dispatchers`` that answers is used. A matcher does not queue: while the connection has no room,
-matching waits (it reads the log later), and without a connection, matches are counted and not pushed. Where connectors
-rely on it, a new connection begins with a mark of how far matching is, so that they know what to find in the log
-themselves.
+matching waits (it reads the log later), and without a connection, matches are counted and not pushed. If connectors
+rely on the matcher, a new connection begins with a mark of how far matching is, so that they know what they have to
+find in the log themselves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ToDispatcher(Dialling["MatcherLink"]):
         return any(stream.room <= 0 for stream in self.connections if stream.admitted)
 
     def push(self, pushes: Iterable[MatcherPush], upto: int) -> None:
-        """Push what was matched; ``upto`` is the last message of the batch."""
+        """Push the matches of a batch; ``upto`` is its last message."""
         links = [stream for stream in self.connections if stream.admitted]
         if not links:
             for push in pushes:
@@ -77,7 +77,7 @@ class MatcherLink(Dialled[ToDispatcher]):
         self.send(self.heartbeat())
 
     def push(self, data: bytes, upto: int) -> None:
-        """Push what was matched and, where connectors rely on marks, a mark."""
+        """Push the matches of a batch and, if connectors rely on marks, a mark."""
         if self._told is not None:
             self._told = upto
             data += serialize(mark(upto, self.door.node))
@@ -97,9 +97,9 @@ class MatcherLink(Dialled[ToDispatcher]):
             self.send(serialize(mark(self._told, self.door.node)))
 
     def drained(self) -> None:
-        """Go on matching: there is room again."""
+        """Continue matching, since there is room again."""
         self.door.go_on()
 
     def closed(self) -> None:
-        """Go on matching without a dispatcher."""
+        """Continue matching without a dispatcher."""
         self.loop.call_soon(self.door.go_on)

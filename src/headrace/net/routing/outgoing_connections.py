@@ -1,4 +1,4 @@
-"""Connections that this process makes, and keeps: to connectors, dispatchers and matchers elsewhere."""
+"""Connections that this process makes and keeps: to connectors, dispatchers and matchers elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headrace.net.server.accepting.door import DoorContext
 from headrace.net.server.accepting.tcp_door import ConnectionGroup
 
 HEARTBEATS: Final = 4
-"""Heartbeats within ``limits.idle_seconds``, at least."""
+"""Least number of heartbeats within ``limits.idle_seconds``."""
 
 BEAT: Final = 1.0
-"""Seconds between heartbeats, at most: they also carry what peers must know of one another."""
+"""Most seconds between heartbeats, which also carry what peers must know of one another."""
 
 S = TypeVar("S", bound="Dialled[Any]")
 
@@ -81,13 +81,13 @@ class Dialled(DoorConnection[D]):
     """A connection that was dialled. It sends heartbeats; a peer that has answered one must answer them all."""
 
     answers: bool = False
-    """Whether the peer answers heartbeats. The original has no such answer: silence proves nothing without one."""
+    """Whether the peer answers heartbeats. In the original protocol it does not, so silence proves nothing."""
 
     def __init__(self, door: D, decoder: Any) -> None:
         super().__init__(door, decoder)
         self.over = asyncio.Event()
         self.useful = False
-        """Whether it served: then the next one is dialled soon."""
+        """Whether the connection was of use, so that the next one is dialled soon."""
         self._beaten = 0.0
 
     def heartbeat(self) -> bytes:

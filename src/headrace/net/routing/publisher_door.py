@@ -1,8 +1,8 @@
 """The ``publisher`` door: messages with attributes, over TCP.
 
-There is no answer at this door: a publisher hears nothing but the end of the connection. So a publisher is not read
-while the hub is congested, a message past the protocol's 2000 bytes ends the connection with the reason counted, and
-what came before it is taken.
+This door gives no answers: a publisher only notices the end of the connection. So a publisher is not read while the hub
+is congested. A message above the protocol's 2000 bytes ends the connection, with the reason counted; messages before it
+are taken.
 """
 
 from __future__ import annotations

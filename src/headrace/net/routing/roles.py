@@ -1,7 +1,7 @@
 """The driver of content routing: the threads and turns of the event loop that its rules need.
 
-Committed batches go through the :class:`~headrace.net.routing.match_queue.MatchQueue`; all else is decided by
-:class:`~headrace.hub.routing.roles.RoutingRules`. To the hub this is a door without a socket.
+Committed batches go through the :class:`~headrace.net.routing.match_queue.MatchQueue`;
+:class:`~headrace.hub.routing.roles.RoutingRules` decides everything else. For the hub this is a door without a socket.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ REPLAY_BYTES: Final = 256 << 10
 """Payload bytes read from the log in one go for a client that is behind."""
 
 FEW: Final = 1000
-"""Subscriptions that plain Python can match while the kernels are compiled."""
+"""Most subscriptions that plain Python matches while the kernels are compiled."""
 
 COMPILING_SECONDS: Final = 1.0
-"""Loading kernels from the cache is quicker than this: what takes longer is compiling them."""
+"""Seconds after which kernels are being compiled: loading them from the cache is quicker."""
 
 logger = logging.getLogger("headrace")
 
@@ -78,16 +78,16 @@ class Routing(RoutingRules):
             self._queue.tick()
 
     def relieved(self) -> None:
-        """Nobody publishes here."""
+        """Do nothing, since nobody publishes here."""
 
     async def close(self) -> None:
-        """End the thread; the doors close what they have."""
+        """End the thread; the doors close their connections."""
         if self._queue is not None:
             self._queue.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def abort(self) -> None:
-        """The doors close what they have."""
+        """Do nothing, since the doors close their connections."""
 
     def _compile(self) -> None:
         """Compile the matcher's kernels in a thread, while all but matching goes on.
@@ -99,7 +99,7 @@ class Routing(RoutingRules):
         self.begin_loading()
         loop = asyncio.get_running_loop()
         note = loop.call_later(
-            COMPILING_SECONDS, logger.info, "compiling the matcher, once: what is to be matched waits for it"
+            COMPILING_SECONDS, logger.info, "compiling the matcher, once: matching waits for that"
         )
 
         def loaded(error: Exception | None) -> None:

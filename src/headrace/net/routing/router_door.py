@@ -1,7 +1,7 @@
 """The ``router`` door: the connector's side toward dispatchers.
 
-A dispatcher says who it is and is answered with the connector's id; it pushes messages with the clients they are for.
-A push in several parts counts once its Tail has come; what is held until then is bounded in bytes, pushes and seconds.
+A dispatcher introduces itself and is answered with the connector's id; then it pushes messages with their clients. A
+push in several parts counts once its Tail has arrived; parts that wait for it are bounded in bytes, pushes and seconds.
 """
 
 from __future__ import annotations

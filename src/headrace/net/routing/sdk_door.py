@@ -1,8 +1,8 @@
 """The ``sdk`` door: the connector's side toward its clients.
 
-A connection is dull: it decodes commands, lets :mod:`headrace.wire.sdk.commands`'s table say which may come now, and
-hands subscriptions to the :class:`~headrace.hub.routing.connector.Connector`, which gives it pushes to write. "After
-`-command error` close": whatever is wrong with a command, that is the answer, and the reason is counted.
+A connection is dull: it decodes commands, asks the table of :mod:`headrace.wire.sdk.commands` which may come now, and
+passes subscriptions to the :class:`~headrace.hub.routing.connector.Connector`, which gives it pushes to write. "After
+`-command error` close": that is the answer to every invalid command, and the reason is counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from headrace.wire.sdk.subscribe import Subscribe
 RETRY_SECONDS: Final = 0.001
 
 _CHARGED: Final = (Resource.SUBSCRIPTIONS, Resource.TRACKS)
-"""What an account is charged for, in the order of :class:`~headrace.hub.routing.pending_changes.Usage`."""
+"""The resources that an account is charged for, ordered as :class:`~headrace.hub.routing.pending_changes.Usage` is."""
 
 
 class SdkDoor(TcpDoor["SdkStream"]):
@@ -69,7 +69,7 @@ class SdkStream(DoorConnection[SdkDoor]):
         self._session: ClientSession | None = None
         self._retrying = False
         self._charged = NOTHING_USED
-        """What the peer's account has for this client."""
+        """What the peer's account is charged for this client."""
 
     def opened(self) -> None:
         """Require no ``auth`` of a client whose certificate has shown who it is."""
@@ -77,7 +77,7 @@ class SdkStream(DoorConnection[SdkDoor]):
         self._machine = new_session(auth_required=required)
 
     def take(self, frame: Command) -> None:
-        """Do what a client commands."""
+        """Perform a client's command."""
         if isinstance(frame, Auth) and self._machine.allows(SdkEvent.AUTH):
             context = self.door.context
             client, denied = context.authentication.judge(frame, time(), address=self.endpoint[0])
@@ -122,7 +122,7 @@ class SdkStream(DoorConnection[SdkDoor]):
                 self._charge()
 
     def account_changes(self) -> None:
-        """Give back what is charged to the account before another takes its place."""
+        """Give back what the account is charged, before another account replaces it."""
         self._charge_for(NOTHING_USED)
 
     def _charge(self) -> None:
@@ -141,7 +141,7 @@ class SdkStream(DoorConnection[SdkDoor]):
         return None if self.principal.reads_everything else partial(readable_rows, self.principal)
 
     def drained(self) -> None:
-        """Resume pushing: the client has room again."""
+        """Resume pushing, since the client has room again."""
         if self._session is not None:
             self.door.connector.resume(self._session)
 

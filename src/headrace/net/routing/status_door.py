@@ -1,8 +1,8 @@
 """The ``status`` door: tells other matchers, and anyone who connects, where this matcher is on the ring.
 
 A new connection is sent this matcher's node and vnode information at once, and again in answer to each node information
-of its own. Matchers dial one another (``matching.peers``); one that was not heard for ``limits.idle_seconds`` is taken
-off the ring by the others (:mod:`headrace.hub.routing.matcher_ring`), and joins again when it is back.
+that it sends. Matchers dial one another (``matching.peers``); the others take a matcher that was not heard for
+``limits.idle_seconds`` off the ring (:mod:`headrace.hub.routing.matcher_ring`), and it joins again when it is back.
 """
 
 from __future__ import annotations
