@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import socket
 import threading
 import zlib
@@ -93,4 +95,27 @@ def test_a_crowd_of_connections(hub: AttackedHub) -> None:
                 opened += 1
         assert opened > CROWD * 0.9
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    eventually("they are forgotten", lambda: status(hub)["connections"] < 20)
+
+
+def test_a_crowd_that_speaks_at_once(hub: AttackedHub) -> None:
+    """What each says costs a tenth of a millisecond; it is there before the hub looks."""
+    doors = [door for door in SPOKEN if door != "http"]
+    with unharmed(hub, f"{CROWD} connections that speak at once"), ExitStack() as stack:
+        peers = []
+        for number in range(CROWD):
+            sock = stack.enter_context(closing(socket.socket()))
+            sock.bind((f"127.0.{number % 20 + 1}.1", 0))
+            sock.settimeout(10)
+            door = doors[number % len(doors)]
+            with suppress(OSError):
+                sock.connect(hub.address(door))
+                peers.append((sock, seeds(door)[0]))
+        before = status(hub)["connections"]
+        os.kill(hub.pid, signal.SIGSTOP)
+        for sock, data in peers:
+            with suppress(OSError):
+                sock.send(data)
+        os.kill(hub.pid, signal.SIGCONT)
+        eventually("some are refused", lambda: status(hub)["connections"] < before)
     eventually("they are forgotten", lambda: status(hub)["connections"] < 20)

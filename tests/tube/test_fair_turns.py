@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.tube.fair_turns import AT_ONCE, IN_A_TURN, TURN_SECONDS, FairTurns
+from headrace.tube.fair_turns import AT_ONCE, FEW_READS, IN_A_TURN, READERS, TURN_SECONDS, FairTurns
 
 
 class Scene:
@@ -82,3 +82,34 @@ def test_a_read_takes_some_frames_and_one_when_the_turn_has_brought_enough() -> 
     assert turns.at_once() == 1
     assert scene.turn() == []
     assert turns.at_once() == AT_ONCE
+
+
+def test_in_a_turn_that_took_long_enough_what_is_read_waits() -> None:
+    scene = Scene()
+    turns = scene.turns
+    assert not any(turns.over for _ in range(FEW_READS))
+    scene.now += TURN_SECONDS / 2
+    assert not turns.over
+    scene.now += TURN_SECONDS / 2
+    assert (turns.over, turns.left) == (True, 0)
+    scene.turn()
+    assert (turns.over, turns.left) == (False, IN_A_TURN)
+
+
+def test_who_comes_now_and_then_asks_for_no_turn() -> None:
+    scene = Scene()
+    assert not any(scene.turns.over for _ in range(FEW_READS - 1))
+    assert not scene.due
+
+
+def test_few_are_read_from_again_in_one_turn() -> None:
+    scene = Scene()
+
+    def read_again() -> bool:
+        scene.done.append("reads")
+        return True
+
+    for _ in range(READERS + 1):
+        scene.turns.wait("10.0.0.1", read_again)
+    assert len(scene.turn()) == READERS
+    assert len(scene.turn()) == 1

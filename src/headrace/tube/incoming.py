@@ -76,6 +76,11 @@ class Incoming:
             self._allowed = self._turns.at_once()
 
     @property
+    def late(self) -> bool:
+        """Whether what is read now has to wait for another turn."""
+        return self._turns is not None and self._turns.over
+
+    @property
     def taking(self) -> bool:
         """Whether more may be given to :meth:`receive` now."""
         return not (self._held or self._choked or self._crowded or self._in_line)
@@ -83,6 +88,9 @@ class Incoming:
     def receive(self, data: Buffer) -> bool:
         """Take bytes, or one WebSocket message; return whether their memory is free again."""
         self._events = self._codec.receive(data)
+        if self._turns is not None and self.late and self._codec.keep_rest():
+            self._stand_in_line(self._turns)
+            return True
         return self._deliver()
 
     def hold(self) -> None:
@@ -169,10 +177,13 @@ class Incoming:
         turns.left -= 1
         if self._allowed > 0 or not self._codec.keep_rest():
             return False
+        self._stand_in_line(turns)
+        return True
+
+    def _stand_in_line(self, turns: FairTurns) -> None:
         self._in_line = True
         self._connection.pause_reading()
         turns.wait(self._origin, self._have_turn)
-        return True
 
     def _have_turn(self) -> None:
         if self._in_line:

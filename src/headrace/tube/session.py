@@ -286,7 +286,7 @@ class TubeSession:
         """Take what was read from TCP; return whether its memory is free again."""
         live = self._liveness
         live.heard, live.asked = self._loop.time(), None
-        message = None if self.ended else self._codec.take_lone(data)
+        message = None if self.ended or self._incoming.late else self._codec.take_lone(data)
         if message is None:
             self._incoming.begin()
             free = self.receive(data)

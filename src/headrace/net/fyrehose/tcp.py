@@ -136,6 +136,9 @@ class _InPlaceDecoder(ServerDecoder):
     def feed(self, data: Buffer) -> Iterator[ServerFrame]:
         """Return the frames at the beginning of ``data``, which begins with the rest; without data, of the rest."""
         view = memoryview(data or self.rest)
+        if not self.most:
+            self.rest = bytes(view)
+            return iter(())
         frames, consumed, error = self.scan(view, 0, len(view), self.most)
         self.rest = bytes(view[consumed:]) if consumed < len(view) else b""
         return iter(frames) if error is None else _ended_by(error, frames)

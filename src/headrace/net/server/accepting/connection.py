@@ -230,7 +230,8 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             turns = self.door.context.turns
             if received >= FRAME_BYTES:
                 turns.spend(received // FRAME_BYTES)
-            self._take_all(self.received(received), max(1, min(self.max_frames, turns.left)))
+            most = 0 if turns.over else max(1, min(self.max_frames, turns.left))
+            self._take_all(self.received(received), most)
 
     def eof_received(self) -> bool:
         """Note that the peer sends no more; return whether to keep our direction open."""
@@ -269,11 +270,12 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
         return None
 
     def _take_all(self, data: memoryview | bytes, most: int) -> None:
-        """Take the frames that are complete, but not so many at once that others wait."""
+        """Take the frames that are complete, but not so many at once that others wait; keep the rest."""
         left = most
         self.bound(most)
         try:
-            for frame in self._decoder.feed(data):
+            frames = self._decoder.feed(data)
+            for frame in frames if most else ():
                 self.take(frame)
                 if not self.admitted:
                     return
