@@ -76,12 +76,11 @@ class HubAccess:
 
 def run_client(work: Coroutine[Any, Any, R]) -> R:
     """Run a client in an event loop of its own; its warnings look like the command's errors."""
-    import asyncio
-
+    from headrace.cli.terminal.event_loop import run_until_done
     from headrace.cli.terminal.stderr import log_briefly
 
     log_briefly()
-    return asyncio.run(work)
+    return run_until_done(lambda: work)
 
 
 def remedy_for_refusal(credentials: Credentials | None) -> str:

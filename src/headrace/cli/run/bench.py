@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
@@ -75,13 +76,13 @@ def bench(
         _hub() as ready_doors,
         Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress,
     ):
-        import asyncio
+        from headrace.cli.terminal.event_loop import run_until_done
 
         task = progress.add_task("starting a hub")
         doors = ready_doors()
         for description, measure in _MEASUREMENTS:
             progress.update(task, description=description)
-            found.append(asyncio.run(measure(doors, size, seconds)))
+            found.append(run_until_done(partial(measure, doors, size, seconds)))
     if wants_json(asked=as_json):
         print_json([each._asdict() for each in found])
     else:

@@ -9,6 +9,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Final
 
@@ -92,16 +93,16 @@ def _range(
     directory: Path, begin: SequencePosition, until: SequencePosition
 ) -> tuple[int | None, int | None]:
     """Return the first message and the last; ``None`` stands for the ends of what is committed."""
-    import asyncio
-
     from headrace.archive.past import open_whole
+    from headrace.cli.terminal.event_loop import run_until_done
     from headrace.cli.terminal.positions import FileLog, PointInTime, first_number, last_number
 
     if not isinstance(begin, PointInTime) and not isinstance(until, PointInTime):
         return begin if isinstance(begin, int) else None, until if isinstance(until, int) else None
     with open_whole(directory) as log:
         files = FileLog(log)
-        return asyncio.run(first_number(files, begin)), asyncio.run(last_number(files, until))
+        first = run_until_done(partial(first_number, files, begin))
+        return first, run_until_done(partial(last_number, files, until))
 
 
 def scan(
