@@ -1,6 +1,6 @@
-"""The hubs that run on this machine, wherever their data is, as far as this user may see them.
+"""Finds the hubs that run on this machine, as far as this user may see them.
 
-A hub has its log's lock file open, and that file names the hub's doors: the system's table of processes leads there.
+A hub has its log's lock file open, which names the hub's doors; the system's table of processes leads to that file.
 """
 
 from __future__ import annotations

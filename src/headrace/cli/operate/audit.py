@@ -49,8 +49,8 @@ def audit(
 ) -> None:
     """Print the audit log of a data directory: who was admitted, what was refused, what was changed.
 
-    The hub need not run. Of what comes often, a few records a minute are kept, and then one that says how many more
-    there were.
+    The hub need not run. Of frequent events, a few records a minute are kept, and then one with the number of further
+    ones.
     """
     from headrace.net.server.access.audit_file import DIRECTORY, read_audit
 

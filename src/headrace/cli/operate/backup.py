@@ -1,4 +1,4 @@
-"""``backup`` and ``restore``: a hub's archive with a snapshot of its state, and a log that begins anew from both."""
+"""``backup`` and ``restore``: save a log's archive with a snapshot of the state, and make a new log from both."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def backup(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Add to a log's archive what it lacks, and save a snapshot of the hub's state there.
+    """Add the missing messages to a log's archive, and save a snapshot of the hub's state there.
 
     The archive may be the one that the job archive writes, or one of its own. A running hub is asked over the link,
     which needs the right admin. With --data or --config the files of a hub that does not run are read.

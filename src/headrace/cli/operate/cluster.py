@@ -104,12 +104,12 @@ def vouch(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Let the running node of a data directory continue with what its disk has left, whatever it has lost.
+    """Let the running node of a data directory continue with what its disk still has, even if messages are lost.
 
     Use it only when a majority of the cluster lost power at once without log.fsync=always, or lost their disks. The
     nodes then wait, because none of them can tell what is missing. Vouch for one node after the other, beginning with
-    those that have most, until a majority votes; a node that lost nothing counts. Messages that none of them has are
-    lost. It asks first.
+    those that have the most messages, until a majority votes; a node that lost nothing counts. Messages that none of
+    them has are lost. It asks first.
     """
     from headrace.cli.hubs.running_hub import find_running_hub
 

@@ -1,4 +1,4 @@
-"""``reload``: have a running hub load its principals and their rights again."""
+"""``reload``: make a running hub reload its principals and their rights."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def reload(
 ) -> None:
     """Make a hub reload its settings: principals, their keys and rights, and the keys of auth.clients.
 
-    A connection whose right is gone is closed; all others go on. Settings that need a restart are named. With --data or
-    --config the hub of that data directory is sent SIGHUP, and its log shows the result; otherwise the hub is
+    Connections that lose their rights are closed; all others continue. Settings that need a restart are named. With
+    --data or --config the hub of that data directory is sent SIGHUP, and its log shows the result; otherwise the hub is
     asked over the link, which needs the right admin.
     """
     if url is None and (data is not None or config is not None):

@@ -1,4 +1,4 @@
-"""``match``: what a subscription would have delivered."""
+"""``match``: print what a subscription would have delivered."""
 
 from __future__ import annotations
 

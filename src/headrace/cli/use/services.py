@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _CLIENT: Final = "headrace services"
 _ECHO_SECONDS: Final = 10.0
-"""How long a change may take to come back."""
+"""Seconds that a change may take to come back."""
 
 
 class ServiceKind(StrEnum):
@@ -101,9 +101,9 @@ def get(
     as_json: Json = False,
 ) -> None:
     """Print a service's value: in a pipe or a file its bytes as they are, on a terminal as text. --json prints
-    {"id":…,"value":…}, with "value_base64" instead where the value is not UTF-8.
+    {"id":…,"value":…}, with "value_base64" instead if the value is not UTF-8.
 
-    --as-of makes the value again from the log, which must still have everything from its beginning on.
+    --as-of rebuilds the value from the log, which must still have everything from its beginning on.
     """
     value = hub_access(url, DoorScheme.TUBE, client_id).ask(
         _CLIENT, lambda link: link.service(service) if as_of is None else link.service_as_of(service, as_of)

@@ -58,7 +58,7 @@ def new(
     The key is for the doors sdk, spp and tube, and for logging in to the dashboard; the token is for the API. Each goes
     into a file of mode 600, and is not printed. The hub itself gets the key's file and a hash of the token.
 
-    A hub that runs takes the new lines when its file changes, or with headrace reload.
+    A running hub applies the new lines when its file changes, or with headrace reload.
     """
     import secrets
     from hashlib import sha256

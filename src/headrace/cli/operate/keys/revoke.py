@@ -30,7 +30,7 @@ def revoke(
 ) -> None:
     """Remove a principal from the hub's configuration file, and delete the files with its key and its token.
 
-    A hub that runs notices the change of its file, or is told by headrace reload: the principal's connections and
+    A running hub notices that its file has changed, or is told by headrace reload: the principal's connections and
     sessions end. It asks first. The first client (auth.first_key) is revoked by its client id.
     """
     settings = load_settings(config)

@@ -44,7 +44,7 @@ def tls(
 
     The hub's certificate is for localhost, this machine's name, and each --host. Run it again to add clients: the
     authority and the hub's certificate stay, unless --host is given, which replaces the hub's. Keys are files of mode
-    600. Whoever has ca.key can make certificates that the hub believes: keep it elsewhere once all are made.
+    600. Anybody with ca.key can make certificates that the hub accepts: keep it elsewhere once all are made.
     """
     from headrace.cli.operate.keys.local_authority import LocalAuthority
 

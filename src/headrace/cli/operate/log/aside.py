@@ -1,4 +1,4 @@
-"""``log aside``: what a frontend kept and its upstream hub refused for good, at a running hub."""
+"""``log aside``: messages that a running frontend kept and its upstream hub refused for good."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def retry(
     client_id: ClientId = None,
     as_json: Json = False,
 ) -> None:
-    """Publish requests again, as new messages: without their publishers' numbers, and after all that came since.
+    """Publish requests again, as new messages: without their publishers' numbers, and after all later messages.
 
-    What is refused once more stays set aside; the reason is the error, and what follows is not tried.
+    A request that is refused once more stays set aside; the reason is the error, and later requests are not tried.
     """
 
     async def publish(link: LinkClient) -> list[dict[str, object]]:
@@ -136,7 +136,7 @@ def drop(
 
 
 async def _chosen(link: LinkClient, requests: list[str] | None, every: bool) -> list[str]:
-    """The names of the requests that are meant."""
+    """Return the names of the chosen requests."""
     if every is bool(requests):
         raise UsageError("name the requests, or all of them with --all: headrace log aside list shows them")
     return requests or [each["request"] for each in await link.set_aside()]

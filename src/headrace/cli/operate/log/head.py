@@ -35,9 +35,9 @@ def head(
 ) -> None:
     """Print the head of a log's chain of digests: every copy of one history has the same.
 
-    The chain is over blocks of 65,536 messages; the messages after the last full one are the open part. The log's files
-    are read where they are at hand, beside a hub or without; with --url the hub tells. headrace keys signing makes a
-    key for --sign, and headrace verify --checkpoint proves that a copy extends what was signed.
+    The chain is over blocks of 65,536 messages; the messages after the last full block are the open part. The log's
+    files are read if they are on this machine, even while a hub runs; with --url the hub is asked. headrace keys
+    signing makes a key for --sign, and headrace verify --checkpoint proves that a copy extends a signed checkpoint.
     """
     from headrace.cli.operate.verify.copies import copy_at
 

@@ -24,7 +24,7 @@ EXAMPLES: Final = (
 
 
 def verify(config: Config = None, data: Data = None, as_json: Json = False) -> None:
-    """Check that every byte is as it was written: each segment, its entries and index, each snapshot, and how they fit.
+    """Check that every byte is as it was written: each segment, its entries and index, each snapshot, and their order.
 
     Nothing is changed, and a hub may be running. Exits with 1 if anything is wrong, and names the file, the offset and
     the messages in doubt.

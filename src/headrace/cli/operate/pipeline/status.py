@@ -1,4 +1,4 @@
-"""``pipeline status``: how far the pipeline of a hub is."""
+"""``pipeline status``: the progress of a hub's pipeline."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ STALE_SECONDS: Final = 10.0
 
 
 def status(servers: Servers = None, client_id: ClientId = None, as_json: Json = False) -> None:
-    """Show what the pipeline of a hub is doing: how fast each job is, how long its micro-batches take, how far it is
+    """Show what the pipeline of a hub is doing: each job's speed, the length of its micro-batches, and how far it is
     behind the newest message.
 
-    The exit code is 0 if all jobs run, or have ended as they should; 3 if one has failed, or is being restarted after a
+    The exit code is 0 if all jobs run or have ended normally; 3 if one has failed or is being restarted after a
     failure; 1 if no pipeline has reported, or none for ten seconds.
     """
     # Help must not wait for what the hub's own code imports.

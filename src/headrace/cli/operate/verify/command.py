@@ -60,9 +60,9 @@ def verify(
 ) -> None:
     """Prove that copies of a history are equal, or that they extend a checkpoint; else name the first difference.
 
-    Copies are compared by the digests of blocks of 65,536 messages, and row by row where those differ. With a second
-    copy that has what was signed, the first message that differs is named, without one its block. Exits with 1 if
-    anything differs. The job verify of headrace pipeline run does it on a Spark cluster.
+    Copies are compared by the digests of blocks of 65,536 messages, and row by row where those differ. If a second copy
+    agrees with the checkpoint, the first message that differs is named, otherwise its block. Exits with 1 if anything
+    differs. The job verify of headrace pipeline run does the same on a Spark cluster.
     """
     from headrace.cli.operate.verify.copies import copy_at
     from headrace.cli.operate.verify.judgement import Finding, Unchecked, check, examine

@@ -1,7 +1,7 @@
-"""Judge copies of a history: is each what it recorded, does it extend a checkpoint, are all of them equal?
+"""Judges copies of a history: does each agree with its digests, does it extend a checkpoint, are all of them equal?
 
-Digests are compared first. Where they differ, and two copies have the rows, the first message that differs is named;
-else the block.
+Digests are compared first. If they differ, and two copies have the rows, the first message that differs is named,
+otherwise the block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Finding:
     copy: str
     first: int
     last: int
-    """Where it differs first: in one message, or somewhere in a block."""
+    """``first`` to ``last`` is where it first differs: one message, or a block with the difference somewhere in it."""
     reason: str
 
     def __str__(self) -> str:
@@ -153,7 +153,7 @@ def _extends(
 
 
 def _descend(each: Examined, right: Sequence[Examined], first: int, last: int) -> Finding:
-    """Name the first message that differs from a copy which has what was signed; without one, the block."""
+    """Name the first message that differs from a copy that agrees with the checkpoint; without one, the block."""
     name = each.copy.name
     for other in right:
         if max(each.copy.first, other.copy.first) <= first:
