@@ -7,6 +7,7 @@ import errno
 import socket
 import struct
 from ipaddress import IPv4Network
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -42,6 +43,7 @@ from headrace.net.fyrehose import udp as fyrehose_udp
 from headrace.net.fyrehose.udp import FyrehoseUdp, Packets
 from headrace.net.server.log import maintenance
 from headrace.net.server.process import Server
+from headrace.wire.fyrehose import kernels
 
 
 def refused(server: Server, reason: str) -> int:
@@ -981,3 +983,19 @@ class TestProof:
             await client.publish([b"one", b"two"])
             assert [(await anext(client)).payload for _ in range(2)] == [b"one", b"two"]
         assert distant.hub.counters.get("challenges", door="fyrehose") >= 1
+
+
+async def test_a_turn_brings_only_so_many_bytes(
+    server: Server, bind: Bind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels.warm()
+    monkeypatch.setattr(fyrehose_udp, "_BYTES_PER_TURN", 6000)
+    peers = [bind(server), bind(server)]
+    for number in range(16):
+        peers[number % 2].sock.sendto(push(b"") * 1000, address_of(server))
+    heads = [server.hub.log.head]
+    async with asyncio.timeout(SECONDS):
+        while heads[-1] < 16_000:
+            await asyncio.sleep(0)
+            heads.append(server.hub.log.head)
+    assert max(after - before for before, after in pairwise(heads)) <= 4000

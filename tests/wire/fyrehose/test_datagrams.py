@@ -178,3 +178,9 @@ class TestDatagrams:
         monkeypatch.setattr(fyrehose_datagrams, "MAX_RUN_BYTES", 25)
         arrivals = parse_datagrams([serialize(Push(b"0123456789"))] * 5)
         assert [(arrival.first, len(arrival.run)) for arrival in arrivals] == [(0, 2), (2, 2), (4, 1)]
+
+    def test_thousands_of_one_datagram_are_not_read_one_by_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fyrehose_datagrams, "read", None)
+        (arrival,) = parse_datagrams([serialize(Push(b"long" * 100)) + serialize(Push(b"")) * 20_000])
+        assert isinstance(arrival, PushDatagrams)
+        assert (len(arrival.run), arrival.counts.tolist()) == (20_001, [20_001])

@@ -57,6 +57,7 @@ from headrace.wire.fyrehose.stream import (
     Proof,
     PushDatagrams,
     Request,
+    cost,
     deliver_packets,
     parse_datagrams,
     serialize,
@@ -72,8 +73,14 @@ _RECEIVE_BUFFER: Final = 8 << 20
 
 _READS_PER_TURN: Final = 128
 _STEPS_PER_TURN: Final = 256
-"""Reads from the socket, and steps taken for them, before others get a turn. A run of PUSHes is one step, a KEEPALIVE
-another; one read may bring 64 datagrams."""
+"""Reads from the socket, and steps taken for them, before others get a turn. A KEEPALIVE is one step, a run of PUSHes
+as many as its :func:`cost`; one read may bring 64 datagrams."""
+
+_BYTES_PER_TURN: Final = 256 << 10
+"""Bytes read from the socket before others get a turn; twenty thousand PUSHes fit into one datagram."""
+
+_REFUSAL: Final = 4
+"""Steps that a refusal is worth: it makes an error and is counted."""
 
 _CACHE_BYTES: Final = 8 << 20
 """Bytes of the newest messages kept encoded, for subscribers that pacing holds back a little."""
@@ -155,7 +162,7 @@ class FyrehoseUdp:
         # Datagrams side by side from one source make one batch.
         source: Endpoint | None = None
         datagrams: list[bytes] = []
-        steps = 0
+        steps = brought = 0
         for _ in range(_READS_PER_TURN):
             try:
                 size, ancillary, _, address = self._sock.recvmsg_into([self._buffer], 64)
@@ -171,7 +178,8 @@ class FyrehoseUdp:
                 datagrams = []
             source = came_from
             datagrams += _cut(self._buffer, size, ancillary)
-            if steps >= _STEPS_PER_TURN:
+            brought += size
+            if steps >= _STEPS_PER_TURN or brought >= _BYTES_PER_TURN:
                 break
         if source is not None:
             self._received(datagrams, source)
@@ -190,7 +198,9 @@ class FyrehoseUdp:
         now = self._loop.time()
         account = self._accounts.of(principal, source[0])
         arrivals = parse_datagrams(datagrams)
+        steps = 0
         for arrival in arrivals:
+            steps += _REFUSAL if isinstance(arrival, BadDatagram) else cost(arrival)
             if not (principal.may_do_everything or self._may(principal, arrival, peer)):
                 continue
             match arrival:
@@ -215,7 +225,7 @@ class FyrehoseUdp:
                     self._do(self._backbone.proof(frame, source, now))
                 case BadDatagram(_, error):
                     self._hub.counters.refuse("fyrehose", error.reason, peer, error)
-        return len(arrivals)
+        return steps
 
     def _principal_of(self, address: str) -> Principal:
         """Identify the peer at an address: a principal, or one of ``fyrehose.allow``."""

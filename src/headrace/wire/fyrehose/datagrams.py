@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -67,6 +67,10 @@ class BadDatagram:
 Arrival = PushDatagrams | LoneDatagram | BadDatagram
 
 
+_SHORT: Final = 256
+"""Bytes of a datagram that kernels need not read: a longer one may bring twenty thousand PUSHes."""
+
+
 def parse_datagram(data: bytes) -> list[Push | Request | Keepalive | Proof]:
     """Read a datagram that came to the hub: one packet, or several PUSHes back to back."""
     example = read_example(data)
@@ -85,7 +89,7 @@ def parse_datagrams(datagrams: Sequence[bytes]) -> list[Arrival]:
 
     Each is read as :func:`parse_datagram` reads it; the PUSHes of datagrams side by side come as one run.
     """
-    if len(datagrams) == 1:
+    if len(datagrams) == 1 and not _brings_many(datagrams[0]):
         return [_arrival(0, datagrams[0])]
     from headrace.wire.fyrehose import kernels
 
@@ -106,6 +110,11 @@ def parse_datagrams(datagrams: Sequence[bytes]) -> list[Arrival]:
             arrivals.append(PushDatagrams(at, counts[at:stop], run))
             at = stop
     return arrivals
+
+
+def _brings_many(data: bytes) -> bool:
+    """Whether a datagram has several packets, and so many bytes that they may be thousands."""
+    return len(data) >= _SHORT and 3 + (data[1] << 8 | data[2]) < len(data)
 
 
 def _read_datagram(data: bytes, allowed: frozenset[int]) -> list[Frame]:

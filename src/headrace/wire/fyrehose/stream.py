@@ -140,9 +140,9 @@ ClientFrame = DeliverRun | KeepaliveAck
 """What the hub sends to a client."""
 
 
-def cost(frame: ServerFrame) -> int:
+def cost(frame: ServerFrame | Arrival) -> int:
     """Return how many packets by themselves cost as much as a frame does: a run's number counts, not only its bytes."""
-    return 1 + frame.run.count // PUSHES_OF_A_PACKET if isinstance(frame, PushRun) else 1
+    return 1 + frame.run.count // PUSHES_OF_A_PACKET if isinstance(frame, PushRun | PushDatagrams) else 1
 
 
 F = TypeVar("F")
