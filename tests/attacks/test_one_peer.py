@@ -154,44 +154,6 @@ def test_datagrams_with_a_forged_source_bring_the_victim_little(tmp_path: Path) 
     assert 0 < found["received"] <= 3 * found["sent"]
 
 
-FLOODS = {
-    "questions on the link": ("tube_tcp", OPENING + HELLO, asked({"op": "head", "id": 1})),
-    "empty messages on the link": ("tube_tcp", OPENING + HELLO, b"\x01\x00"),
-    "refusals of compressions": ("tube_tcp", OPENING + HELLO, b"\x48"),
-    "packets to be ignored": ("spp", b"", struct.pack("!II", 40, 0)),
-    "KEEPALIVEs": ("fyrehose", b"", b"\x10" + bytes(6)),
-    "PUSHes without payload": ("fyrehose", b"", b"\x02\x00\x00"),
-    "long PUSHes": ("fyrehose", b"", b"\x02\x75\x30" + bytes(30_000)),
-}
-"""The door, what comes first, and what comes again and again: each is valid, and costs the hub some steps."""
-
-
-@pytest.mark.parametrize("what", FLOODS)
-def test_a_flood_of_short_requests(hub: AttackedHub, what: str) -> None:
-    """One read brings ten thousand of them, and there are many connections: they take turns."""
-    door, first, again = FLOODS[what]
-    flood = again * (READ_BYTES // len(again))
-    kind = GoodPublisher if "PUSHes" in what else GoodClient
-    # What is loaded at the first use is no harm that a flood does.
-    with closing(socket.create_connection(hub.address(door), timeout=10)) as sock:
-        sock.sendall(first + again * 2)
-    with unharmed(hub, f"a flood of {what}", kind=kind), ExitStack() as stack:
-        peers = []
-        for number in range(30):
-            source = (f"127.0.0.{number % 3 + 5}", 0)
-            sock = socket.create_connection(hub.address(door), timeout=10, source_address=source)
-            stack.enter_context(closing(sock)).sendall(first)
-            sock.setblocking(False)
-            peers.append(sock)
-        end = perf_counter() + (30 if SOAK else 1)
-        while perf_counter() < end:
-            for sock in select(peers, peers, [], 0.1)[1]:
-                with suppress(OSError):
-                    sock.send(flood)
-                with suppress(OSError):
-                    sock.recv(MIB)
-
-
 def test_filters_of_one_client(hub: AttackedHub) -> None:
     """Patterns that all differ, and topics that none of them has seen: neither publishers nor filtered readers wait."""
     where = "{}:{}".format(*hub.address("tube_tcp"))
@@ -235,3 +197,41 @@ def test_filters_of_one_client(hub: AttackedHub) -> None:
         asyncio.run(attack())
     turns = status(hub)["loop"]
     print(f"turns of the event loop: {turns}")
+
+
+FLOODS = {
+    "questions on the link": ("tube_tcp", OPENING + HELLO, asked({"op": "head", "id": 1})),
+    "empty messages on the link": ("tube_tcp", OPENING + HELLO, b"\x01\x00"),
+    "refusals of compressions": ("tube_tcp", OPENING + HELLO, b"\x48"),
+    "packets to be ignored": ("spp", b"", struct.pack("!II", 40, 0)),
+    "KEEPALIVEs": ("fyrehose", b"", b"\x10" + bytes(6)),
+    "PUSHes without payload": ("fyrehose", b"", b"\x02\x00\x00"),
+    "long PUSHes": ("fyrehose", b"", b"\x02\x75\x30" + bytes(30_000)),
+}
+"""The door, what comes first, and what comes again and again: each is valid, and costs the hub some steps."""
+
+
+@pytest.mark.parametrize("what", FLOODS)
+def test_a_flood_of_short_requests(hub: AttackedHub, what: str) -> None:
+    """One read brings ten thousand of them, and there are many connections: they take turns."""
+    door, first, again = FLOODS[what]
+    flood = again * (READ_BYTES // len(again))
+    kind = GoodPublisher if "PUSHes" in what else GoodClient
+    # What is loaded at the first use is no harm that a flood does.
+    with closing(socket.create_connection(hub.address(door), timeout=10)) as sock:
+        sock.sendall(first + again * 2)
+    with unharmed(hub, f"a flood of {what}", kind=kind), ExitStack() as stack:
+        peers = []
+        for number in range(30):
+            source = (f"127.0.0.{number % 3 + 5}", 0)
+            sock = socket.create_connection(hub.address(door), timeout=10, source_address=source)
+            stack.enter_context(closing(sock)).sendall(first)
+            sock.setblocking(False)
+            peers.append(sock)
+        end = perf_counter() + (30 if SOAK else 1)
+        while perf_counter() < end:
+            for sock in select(peers, peers, [], 0.1)[1]:
+                with suppress(OSError):
+                    sock.send(flood)
+                with suppress(OSError):
+                    sock.recv(MIB)
