@@ -184,3 +184,12 @@ class TestDatagrams:
         (arrival,) = parse_datagrams([serialize(Push(b"long" * 100)) + serialize(Push(b"")) * 20_000])
         assert isinstance(arrival, PushDatagrams)
         assert (len(arrival.run), arrival.counts.tolist()) == (20_001, [20_001])
+
+    def test_nor_are_thousands_before_a_bad_packet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        datagram = serialize(Push(b"")) * 20_000 + b"\x03"
+        with pytest.raises(MalformedError) as caught:
+            parse_datagram(datagram)
+        monkeypatch.setattr(fyrehose_datagrams, "read", None)
+        (arrival,) = parse_datagrams([datagram])
+        assert isinstance(arrival, BadDatagram)
+        assert str(arrival.error) == str(caught.value)

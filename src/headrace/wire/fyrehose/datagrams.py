@@ -102,7 +102,12 @@ def parse_datagrams(datagrams: Sequence[bytes]) -> list[Arrival]:
     while at < len(datagrams):
         count, size, stop = kernels.measure_datagrams(buffer, edges, at, MAX_RUN_BYTES, counts)
         if stop == at:
-            arrivals.append(_arrival(at, datagrams[at]))
+            begin, end = int(edges[at]), int(edges[at + 1])
+            if end - begin >= _SHORT:
+                _, _, good = kernels.measure_pushes(buffer, begin, end, MAX_RUN_BYTES, end)
+                arrivals.append(_arrival(at, datagrams[at], good - begin if good < end else 0))
+            else:
+                arrivals.append(_arrival(at, datagrams[at]))
             at += 1
         else:
             run = empty_run(count, size)
@@ -117,11 +122,10 @@ def _brings_many(data: bytes) -> bool:
     return len(data) >= _SHORT and 3 + (data[1] << 8 | data[2]) < len(data)
 
 
-def _read_datagram(data: bytes, allowed: frozenset[int]) -> list[Frame]:
+def _read_datagram(data: bytes, allowed: frozenset[int], at: int = 0) -> list[Frame]:
     if len(data) > MAX_DATAGRAM:
         raise LimitError("fyrehose", "datagram size", len(data), MAX_DATAGRAM)
     frames: list[Frame] = []
-    at = 0
     while at < len(data) or not frames:
         size = packet_size(data, at, len(data), allowed)
         rest = len(data) - at
@@ -138,8 +142,11 @@ def _read_datagram(data: bytes, allowed: frozenset[int]) -> list[Frame]:
     return frames
 
 
-def _arrival(index: int, datagram: bytes) -> Arrival:
+def _arrival(index: int, datagram: bytes, good: int = 0) -> Arrival:
+    """Read a datagram; if it is bad after so many bytes of PUSHes, those need not be read."""
     try:
+        if good:
+            _read_datagram(datagram, AT_HUB, good)
         frames = parse_datagram(datagram)
     except WireError as error:
         return BadDatagram(index, error)
