@@ -117,9 +117,8 @@ class Node:
             self.directory / "log", fsync=self.cluster.fsync, committed=committed, uuid=LOG_UUID
         )
         self.notes = Notes()
-        self.hub = Hub(
-            self.log, self.id, max_uncommitted=1 << 20, state=HubState(self.notes), commit=self._appended
-        )
+        self.hub = Hub(self.log, self.id, max_uncommitted=1 << 20, state=HubState(self.notes))
+        self.hub.commit_by(self._appended)
         self._following = False
 
     def close(self) -> None:

@@ -49,6 +49,7 @@ class Middleman:
         self._upstream = upstream
         self._breach = breach
         self._honest = honest
+        self._deciding = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -83,29 +84,32 @@ class Middleman:
                 client, _ = self._listener.accept()
                 hub = socket.create_connection(self._upstream)
                 self._sockets += [client, hub]
-                # A connection counts once it has spoken: the runner first looks whether anybody listens.
-                breach = Breach() if self._honest > 0 else self._breach
-                self._start(self._to_hub, client, hub, breach)
-                self._start(self._to_client, client, hub, breach)
+                found = [] if self._honest > 0 else [self._breach]
+                self._start(self._to_hub, client, hub, found)
+                self._start(self._to_client, client, hub, found)
 
-    def _to_hub(self, client: socket.socket, hub: socket.socket, breach: Breach) -> None:
-        spoke = False
+    def _decide(self) -> Breach:
+        """Return what a connection suffers that now speaks: the runner first looks whether anybody listens."""
+        with self._deciding:
+            self._honest -= 1
+            return Breach() if self._honest >= 0 else self._breach
+
+    def _to_hub(self, client: socket.socket, hub: socket.socket, found: list[Breach]) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
-                if not spoke:
-                    spoke = True
-                    self._honest -= 1
-                if breach.closes:
+                if not found:
+                    found.append(self._decide())
+                if found[0].closes:
                     client.shutdown(socket.SHUT_RDWR)
                     break
-                hub.sendall(breach.request(data))
+                hub.sendall(found[0].request(data))
             hub.shutdown(socket.SHUT_WR)
 
-    def _to_client(self, client: socket.socket, hub: socket.socket, breach: Breach) -> None:
+    def _to_client(self, client: socket.socket, hub: socket.socket, found: list[Breach]) -> None:
         with contextlib.suppress(OSError):
             while data := hub.recv(1 << 16):
-                client.sendall(breach.answer(data))
-            if not breach.never_closes:
+                client.sendall(found[0].answer(data) if found else data)
+            if not (found and found[0].never_closes):
                 client.shutdown(socket.SHUT_WR)
 
 
