@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -182,3 +183,43 @@ def _rest(sock: socket.socket) -> bytes:
     while more := sock.recv(4096):
         found += more
     return found
+
+
+def test_what_was_sent_before_an_abrupt_end_is_taken(tls: TlsHub) -> None:
+    # More than a turn of the hub may bring, by connections that end without a word: they wait in line, and are lost to
+    # nobody meanwhile.
+    hub = tls.hub._running.hub
+    before, publishers, messages = hub.log.head, 12, 20_000
+    trusting = ssl.create_default_context(cafile=tls.ca)
+    socks = [
+        trusting.wrap_socket(tls.dial("fyrehose"), server_hostname="127.0.0.1") for _ in range(publishers)
+    ]
+    for sock in socks:
+        sock.sendall(b"\x02\x00\x01x" * messages)
+        sock.close()
+    until("all of it", lambda: hub.log.head == before + publishers * messages)
+
+
+@pytest.mark.parametrize("first", [1, 5, 100])
+def test_a_hello_may_come_in_pieces(tls: TlsHub, first: int) -> None:
+    came, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=tls.ca).wrap_bio(came, going, server_hostname="127.0.0.1")
+    with tls.dial("fyrehose") as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        hello = going.read()
+        sock.sendall(hello[:first])
+        until("it has arrived", lambda: tls.hub._running.entrance.unfinished)
+        sock.sendall(hello[first:])
+        shaken, answer = False, b""
+        while len(answer) < 7 and (data := sock.recv(1 << 16)):
+            came.write(data)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                if not shaken:
+                    client.do_handshake()
+                    shaken = True
+                    client.write(b"\x10" + bytes(6))
+                    sock.sendall(going.read())
+                answer += client.read(7)
+        assert answer == b"\x20" + bytes(6)

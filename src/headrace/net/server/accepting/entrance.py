@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from headrace.client.tls import SHUTDOWN_SECONDS, RenewedContext, told
 from headrace.config import Settings
@@ -29,6 +29,7 @@ from headrace.hub.counters import Counters
 from headrace.net.server.accepting import proxy_header
 from headrace.net.server.accepting.recording import recorded_as_at
 from headrace.net.server.accepting.tls import HubTls
+from headrace.net.server.accepting.tls_stream import TlsStream
 
 
 class Refusal(NamedTuple):
@@ -287,25 +288,39 @@ class _Arrival:
                     origin = await self._origin()
             if doorway.tls is not None:
                 first = await self._look()
-        arguments: dict[str, Any] = {}
-        if doorway.tls is not None:
-            if not first:
-                return False
-            if first[0] != _HANDSHAKE:
-                await self._turn_away()
-                return False
-            arguments = {
-                "ssl": doorway.tls.latest,
-                "ssl_handshake_timeout": max(deadline - loop.time(), 0.01),
-                "ssl_shutdown_timeout": SHUTDOWN_SECONDS,
-            }
-        await loop.connect_accepted_socket(partial(doorway.make, origin), self.sock, **arguments)
+        if doorway.tls is None:
+            await loop.connect_accepted_socket(partial(doorway.make, origin), self.sock)
+        elif not first:
+            return False
+        elif first[0] != _HANDSHAKE:
+            await self._turn_away()
+            return False
+        else:
+            await self._begin_tls(doorway.tls.latest, doorway.make(origin), deadline)
         if hasattr(socket, "TCP_QUICKACK"):
             # A client's first words may wait for the acknowledgement of its last handshake message, which the system
             # would delay: there is no answer that could carry it.
             with contextlib.suppress(OSError):
                 self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return True
+
+    async def _begin_tls(self, tls: ssl.SSLContext, inner: asyncio.BaseProtocol, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        arguments: dict[str, Any] = {
+            "ssl_handshake_timeout": max(deadline - loop.time(), 0.01),
+            "ssl_shutdown_timeout": SHUTDOWN_SECONDS,
+        }
+        if not isinstance(inner, asyncio.BufferedProtocol):
+            await loop.connect_accepted_socket(lambda: inner, self.sock, ssl=tls, **arguments)
+            return
+        below, before = await loop.connect_accepted_socket(_BeforeTls, self.sock)
+        stream = TlsStream(inner, below)
+        shaking = asyncio.ensure_future(loop.start_tls(below, stream, tls, server_side=True, **arguments))
+        # In the first turn TLS takes the transport's place; in the next it is told so, and reading begins.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        before.pass_on(below.get_protocol())
+        stream.begin(cast("asyncio.Transport", await shaking))
 
     async def _look(self) -> bytes:
         """Wait for the first byte, and leave it where it is; none if the peer has gone."""
@@ -347,6 +362,27 @@ class _Arrival:
             self.sock.shutdown(socket.SHUT_WR)
             while await loop.sock_recv(self.sock, 1 << 16):
                 pass
+
+
+class _BeforeTls(asyncio.Protocol):
+    """Has a connection until TLS has it; an event loop may have read the hello by then."""
+
+    def __init__(self) -> None:
+        self._read = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+
+    def pass_on(self, tls: Any) -> None:
+        """Give TLS what was read; its protocol is a buffered one, by whichever name the event loop has for that."""
+        while self._read:
+            room = memoryview(tls.get_buffer(len(self._read)))[: len(self._read)]
+            room[:] = self._read[: len(room)]
+            self._read = self._read[len(room) :]
+            tls.buffer_updated(len(room))
 
 
 def _note(readable: asyncio.Future[None]) -> None:
