@@ -52,15 +52,15 @@ class FairTurns:
         self._lines: dict[str, deque[GoOn]] = {}
         """Who goes on next, by address; the first line is the next."""
         self._due = False
-        self._reads = 0
+        self.reads = 0
+        """Reads in this turn, counted by whoever reads; before :data:`FEW_READS` the turn is not :attr:`over`."""
         self._until = 0.0
         """When the present turn has taken as long as it may."""
 
     @property
     def over(self) -> bool:
         """Whether this turn has taken as long as it may: what was read now is better kept for a later one."""
-        self._reads += 1
-        if self._reads < FEW_READS:
+        if self.reads < FEW_READS:
             return False
         if not self._due:
             self._look_ahead()
@@ -92,7 +92,7 @@ class FairTurns:
             self.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        self._due, self._reads, readers = False, 0, 0
+        self._due, self.reads, readers = False, 0, 0
         until = self._clock() + TURN_SECONDS
         while self._lines:
             origin = next(iter(self._lines))

@@ -76,11 +76,6 @@ class Incoming:
             self._allowed = self._turns.at_once()
 
     @property
-    def late(self) -> bool:
-        """Whether what is read now has to wait for another turn."""
-        return self._turns is not None and self._turns.over
-
-    @property
     def taking(self) -> bool:
         """Whether more may be given to :meth:`receive` now."""
         return not (self._held or self._choked or self._crowded or self._in_line)
@@ -88,8 +83,9 @@ class Incoming:
     def receive(self, data: Buffer) -> bool:
         """Take bytes, or one WebSocket message; return whether their memory is free again."""
         self._events = self._codec.receive(data)
-        if self._turns is not None and self.late and self._codec.keep_rest():
-            self._stand_in_line(self._turns)
+        turns = self._turns
+        if turns is not None and turns.over and self._codec.keep_rest():
+            self._stand_in_line(turns)
             return True
         return self._deliver()
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Address
 from headrace.errors import ClosedError, HeadraceError, LimitError, UnreachableError, WireError
 from headrace.tube.compression import TubeCodec
-from headrace.tube.fair_turns import FairTurns
+from headrace.tube.fair_turns import FEW_READS, FairTurns
 from headrace.tube.incoming import Incoming
 from headrace.tube.liveness import Ask, GiveUp, Liveness, Wait
 from headrace.tube.message_parts import Parts, steady
@@ -280,13 +280,19 @@ class TubeSession:
     def hear(self) -> None:
         """Note that the peer sent something."""
         self._liveness.hear(self._loop.time())
+        if self._turns is not None:
+            self._turns.reads += 1
         self._incoming.begin()
 
     def read(self, data: memoryview) -> bool:
         """Take what was read from TCP; return whether its memory is free again."""
         live = self._liveness
         live.heard, live.asked = self._loop.time(), None
-        message = None if self.ended or self._incoming.late else self._codec.take_lone(data)
+        turns, late = self._turns, False
+        if turns is not None:
+            turns.reads += 1
+            late = turns.reads >= FEW_READS and turns.over
+        message = None if self.ended or late else self._codec.take_lone(data)
         if message is None:
             self._incoming.begin()
             free = self.receive(data)

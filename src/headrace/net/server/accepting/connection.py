@@ -26,7 +26,7 @@ from headrace.message import Batch
 from headrace.net.server.accepting.entrance import TLS_AT_PLAIN, TLS_HELLO, Refusal
 from headrace.net.server.accepting.tcp_door import OWN, OWN_ACCOUNT, ConnectionGroup
 from headrace.net.server.accepting.tls import certificate_names
-from headrace.tube.fair_turns import AT_ONCE, FRAME_BYTES
+from headrace.tube.fair_turns import AT_ONCE, FEW_READS, FRAME_BYTES
 from headrace.wire.receive_buffer import Decoder
 
 FEW_FRAMES: Final = 4
@@ -230,7 +230,9 @@ class DoorConnection(asyncio.BufferedProtocol, Generic[D]):
             turns = self.door.context.turns
             if received >= FRAME_BYTES:
                 turns.spend(received // FRAME_BYTES)
-            most = 0 if turns.over else max(1, min(self.max_frames, turns.left))
+            turns.reads += 1
+            late = turns.reads >= FEW_READS and turns.over
+            most = 0 if late else max(1, min(self.max_frames, turns.left))
             self._take_all(self.received(received), most)
 
     def eof_received(self) -> bool:
