@@ -153,11 +153,12 @@ def forked(
     stdout: Path = Path(os.devnull),
     preload: Path | None = None,
     group: bool = False,
+    soft_limits: Mapping[int, int] | None = None,
 ) -> Forked:
     """A process that runs ``headrace`` with these arguments; what it writes is added to the files.
 
     ``preload`` is a library that stands between the process and the C library, as ``LD_PRELOAD`` has it. ``group``
-    makes it the leader of a process group.
+    makes it the leader of a process group. ``soft_limits`` are the process's own.
     """
     with _making:
         if preload not in _parents:
@@ -170,9 +171,14 @@ def forked(
         "files": [str(cwd / file) for file in (stdin, stdout, stderr)],
         "group": group,
         # A child inherits limits from its parent, which does not have those that a test sets for itself.
-        "limits": [(kind, resource.getrlimit(kind)) for kind in LIMITS],
+        "limits": [(kind, _limit(kind, soft_limits or {})) for kind in LIMITS],
     }
     return Forked(parent, parent.ask(question))
+
+
+def _limit(kind: int, soft_limits: Mapping[int, int]) -> tuple[int, int]:
+    soft, hard = resource.getrlimit(kind)
+    return soft_limits.get(kind, soft), hard
 
 
 def completed(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ class HubProcess:
         self.doors: dict[str, str] = {}
         """Each open door's ``host:port`` by its name, as the ready file has them."""
         self.options: tuple[str, ...] = ()
+        self.soft_limits: dict[int, int] = {}
         self._command = command
         self._sets = sets
         self._environ = {**os.environ, **environ}
@@ -74,16 +76,18 @@ class HubProcess:
         command: str = "serve",
         options: tuple[str, ...] = (),
         environ: Mapping[str, str] | None = None,
+        soft_limits: Mapping[int, int] | None = None,
     ) -> Self:
         """Start a hub with its data under ``tmp_path`` and wait until every door accepts.
 
         ``sets`` are ``section.key=value`` and win over the free ports chosen here. ``options`` are passed to the
-        command unchanged.
+        command unchanged. ``soft_limits`` are the system's limits for the hub alone, not for the test.
         """
         tmp_path.mkdir(parents=True, exist_ok=True)
         doors = (f"listen.{door}=127.0.0.1:{lasting_port()}" for door in DOORS)
         hub = cls(tmp_path, (*doors, *sets), command, environ or {})
         hub.options = options
+        hub.soft_limits = dict(soft_limits or {})
         hub._run()
         return hub
 
@@ -172,7 +176,13 @@ class HubProcess:
 
     def _begun(self, arguments: list[str]) -> subprocess.Popen[bytes] | Forked:
         if self._forked:
-            return forked(arguments, cwd=self.directory, environ=self._environ, stderr=self.stderr_file)
+            return forked(
+                arguments,
+                cwd=self.directory,
+                environ=self._environ,
+                stderr=self.stderr_file,
+                soft_limits=self.soft_limits,
+            )
         with self.stderr_file.open("ab") as stderr:
             return subprocess.Popen(
                 [sys.executable, "-m", "headrace", *arguments],
@@ -181,7 +191,12 @@ class HubProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
+                preexec_fn=self._limit_itself if self.soft_limits else None,
             )
+
+    def _limit_itself(self) -> None:
+        for kind, soft in self.soft_limits.items():
+            resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
 
     def _wait_ready(self, process: subprocess.Popen[bytes] | Forked) -> dict[str, str]:
         deadline = time.monotonic() + START_SECONDS

@@ -10,6 +10,7 @@ and each xdist worker has a share of its own.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -53,6 +54,8 @@ def _are_free(ports: list[int]) -> bool:
             for port in ports:
                 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                     stack.enter_context(socket.socket(socket.AF_INET, kind)).bind(("127.0.0.1", port))
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
         return False
     return True

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from tests.hubprocess import HubProcess
 from tests.system.history import Source, stamps
-from tests.system.observing import FREED_AT_ONCE, counter, eventually, head, memory, soft_limit, status
+from tests.system.observing import FREED_AT_ONCE, counter, eventually, head, memory, status
 from tests.system.rawclient import KEEPALIVE, Publisher, Subscriber
 
 from headrace.net.server.accepting.entrance import TLS_HELLO
@@ -358,8 +358,8 @@ def test_more_connections_than_open_files(tmp_path: Path, random: Random) -> Non
     # Segments this small make the log open a file many times a second.
     settings = ("log.segment_bytes=1KiB", "log.segment_seconds=0.05", "limits.connections=400")
     with ExitStack() as stack:
-        with soft_limit(resource.RLIMIT_NOFILE, 128):
-            hub = stack.enter_context(HubProcess.start(tmp_path, *settings))
+        few = {resource.RLIMIT_NOFILE: 128}
+        hub = stack.enter_context(HubProcess.start(tmp_path, *settings, soft_limits=few))
         with bystanders(hub, random) as progress:
             socks = [stack.enter_context(closing(connect(hub))) for _ in range(500)]
             eventually("the hub has as many as it takes", lambda: status(hub)["connections"] == 400)
