@@ -319,7 +319,8 @@ class _Arrival:
         # In the first turn TLS takes the transport's place; in the next it is told so, and reading begins.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        before.pass_on(below.get_protocol())
+        if not below.is_closing():
+            before.pass_on(below.get_protocol())
         stream.begin(cast("asyncio.Transport", await shaking))
 
     async def _look(self) -> bytes:
