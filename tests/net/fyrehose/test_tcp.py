@@ -231,6 +231,7 @@ class TestSlow:
         for seq in range(self.MESSAGES // 2, self.MESSAGES + self.MESSAGES // 2 + 1):
             assert await slow.deliver() == (seq, self.payload(seq))
         await more
+        await until(lambda: stream.ready)  # What it has taken is known to the hub, too.
         assert reads
         reads.clear()
         # Live again: a message that is sent now comes now, after nothing else, and from memory.
