@@ -22,8 +22,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
-# Two more than there are cores, as many tests wait; not more, as each may start a JVM.
-JOBS   ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) + 2 }')
+# One more than there are cores, as some tests wait; two more took as long, and each may start a JVM.
+JOBS   ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) + 1 }')
 QUICK_JOBS ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) * 2 }')
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 FUZZ_SECONDS ?= 5
