@@ -96,3 +96,9 @@ async def first_of(client):  # type: ignore[no-untyped-def]
     async for message in client:
         yield message
         return
+
+
+def test_hubs_of_one_process_decrypt_into_memory_of_their_own(tls: TlsHub) -> None:
+    # Each has an event loop in a thread of its own, and OpenSSL works without the interpreter's lock.
+    with Hub(settings_of(tls)) as other:
+        assert other._running.entrance.plaintext.obj is not tls.hub._running.entrance.plaintext.obj

@@ -29,7 +29,7 @@ from headrace.hub.counters import Counters
 from headrace.net.server.accepting import proxy_header
 from headrace.net.server.accepting.recording import recorded_as_at
 from headrace.net.server.accepting.tls import HubTls
-from headrace.net.server.accepting.tls_stream import TlsStream
+from headrace.net.server.accepting.tls_stream import READ_BYTES, TlsStream
 
 
 class Refusal(NamedTuple):
@@ -110,6 +110,8 @@ class Entrance:
         """Proxies that are believed."""
         self.counters = counters
         self.seconds = settings.limits.handshake_seconds
+        self.plaintext = memoryview(bytearray(READ_BYTES))
+        """What TLS has just decrypted, for one connection of this hub at a time."""
         self._unfinished: dict[asyncio.Task[None], _Arrival] = {}
 
     @property
@@ -314,7 +316,7 @@ class _Arrival:
             await loop.connect_accepted_socket(lambda: inner, self.sock, ssl=tls, **arguments)
             return
         below, before = await loop.connect_accepted_socket(_BeforeTls, self.sock)
-        stream = TlsStream(inner, below)
+        stream = TlsStream(inner, below, self.doorway.entrance.plaintext)
         shaking = asyncio.ensure_future(loop.start_tls(below, stream, tls, server_side=True, **arguments))
         # In the first turn TLS takes the transport's place; in the next it is told so, and reading begins.
         await asyncio.sleep(0)

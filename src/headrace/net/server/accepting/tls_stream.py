@@ -17,16 +17,20 @@ from typing import Any, Final, cast
 READ_BYTES: Final = 512 << 10
 """More than an event loop reads from a socket at once for TLS, beside the unfinished record before it."""
 
-_plaintext: Final = memoryview(bytearray(READ_BYTES))
-"""What TLS has just decrypted, for one connection at a time: it is kept or taken before control returns."""
-
 
 class TlsStream(asyncio.BufferedProtocol):
-    """The protocol above TLS, and the transport of the protocol above itself."""
+    """The protocol above TLS, and the transport of the protocol above itself.
 
-    def __init__(self, inner: asyncio.BufferedProtocol, socket_transport: asyncio.Transport) -> None:
+    All streams of an event loop share ``plaintext``, of :data:`READ_BYTES`: TLS decrypts into it for one connection at
+    a time, and what it has is kept or taken before control returns. Another loop, in another thread, needs its own.
+    """
+
+    def __init__(
+        self, inner: asyncio.BufferedProtocol, socket_transport: asyncio.Transport, plaintext: memoryview
+    ) -> None:
         self._inner = inner
         self._below = socket_transport
+        self._plaintext = plaintext
         self._loop = asyncio.get_running_loop()
         self._tls: Any = None
         """The transport above TLS, once the handshake is done."""
@@ -55,14 +59,16 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, _size: int) -> memoryview:
         """Offer room for everything that TLS may have."""
-        return _plaintext
+        return self._plaintext
 
     def buffer_updated(self, size: int) -> None:
         """Pass on what was decrypted, or keep it."""
+        if self._closing:
+            return
         if self._paused or self._kept or self._feeding:
-            self._kept += _plaintext[:size]
+            self._kept += self._plaintext[:size]
         else:
-            self._feed(_plaintext[:size])
+            self._feed(self._plaintext[:size])
         self._read_as_wanted()
 
     def eof_received(self) -> bool:
@@ -130,15 +136,14 @@ class TlsStream(asyncio.BufferedProtocol):
         self._read_as_wanted()
 
     def _end(self, *, abort: bool) -> None:
-        if self._closing:
-            return
-        self._closing = True
+        already, self._closing = self._closing, True
         self._kept = b""
         if self._lost:
             self._loop.call_soon(self._tell_of_the_loss)
         elif abort:
+            # A peer that takes nothing may have to be cut off while it is closed.
             self._tls.abort()
-        else:
+        elif not already:
             # TLS ends when it has read the peer's answer.
             self._read_as_wanted()
             self._tls.close()
